@@ -1,0 +1,3 @@
+"""Octavo: an inference engine for large language models."""
+
+__version__ = "0.1.0"
