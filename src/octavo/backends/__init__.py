@@ -1,0 +1,1 @@
+"""The ops and who runs them."""

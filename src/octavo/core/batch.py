@@ -1,0 +1,138 @@
+"""What the scheduler tells the runner to do in one step, and what the runner answers: plain, serialisable values.
+
+    plan(now) -> ScheduleDecision -> ModelRunner.execute -> StepResult -> commit(result)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.core.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class RowFlags:
+    """What a row asks of the forward pass beyond writing its K/V."""
+
+    sample: bool = False  # sample one token from the logits of the row's last token
+    logprobs: int = -1  # -1: none; k >= 0: the sampled token's logprob and the k most likely
+    logprob_ids: tuple[int, ...] = ()  # logprobs of exactly these ids as well
+    prompt_logprobs: int = -1  # -1: none; k >= 0: for every prompt token that this row's tokens predict
+    hidden: bool = False  # return the hidden state of the last token
+    no_write: bool = False  # the K/V of this one-token row is already in its (shared) page
+    parent_rows: tuple[int, ...] = ()  # tree verification: each token's parent within the row; empty: a chain
+
+
+@dataclass(frozen=True)
+class SlotInit:
+    """Sent when a branch (re)enters a slot: everything that the per-slot arrays must hold for it."""
+
+    params: SamplingParams
+    seed: int  # resolved: never None
+    token_ids: tuple[int, ...]  # all known tokens, prompt then output
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class PageTableDelta:
+    """Page ids to write into one group's page table of a slot, from index ``first`` on. -1 marks a freed page."""
+
+    group: int
+    first: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ScheduledRow:
+    """One branch's share of a step: ``len(token_ids)`` tokens at positions ``start, start + 1, ...``."""
+
+    request_id: str
+    choice: int
+    slot: int
+    start: int
+    token_ids: tuple[int, ...]
+    num_tokens: int  # all known tokens of the branch, prompt and output
+    output_index: int  # index of the output token that this row samples; meaningful with flags.sample
+    flags: RowFlags = RowFlags()
+    page_deltas: tuple[PageTableDelta, ...] = ()
+    init: SlotInit | None = None
+    reason: str = ""  # why it runs now: "decode", "prefill", "chunk 2 of 5", "recompute", ...
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that this step computes for the branch."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class PageCopy:
+    """Copy all bytes of page ``source`` to page ``target`` before the step's writes."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """A branch that lost its pages in this plan, to whom, and how it will come back."""
+
+    request_id: str
+    choice: int
+    kind: str  # "recompute" or "swap"
+    reason: str
+
+
+@dataclass(frozen=True)
+class ScheduleDecision:
+    """One step: page copies, swap-ins, writes, attention, swap-outs, in that order."""
+
+    model: str
+    step: int
+    rows: tuple[ScheduledRow, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
+    swap_ins: tuple[PageCopy, ...] = ()
+    swap_outs: tuple[PageCopy, ...] = ()
+    freed_slots: tuple[int, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
+    num_waiting: int = 0
+    num_running: int = 0
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def num_scheduled_sequences(self) -> int:
+        """Rows of the step."""
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Logprob of one token (natural log of the raw softmax) and of the most likely ones, best first, lower id first on ties."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1: the most likely
+    top: tuple[tuple[int, float], ...] = ()
+    chosen: tuple[tuple[int, float], ...] = ()  # for RowFlags.logprob_ids
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What a row produced: sampled tokens, their logprobs, logprobs of prompt tokens start+1 .., or an error of its own."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    hidden: tuple[float, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One ``RowResult`` for each row of the decision, in its order."""
+
+    step: int
+    rows: tuple[RowResult, ...]

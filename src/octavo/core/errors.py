@@ -1,0 +1,46 @@
+"""The error tree. Every error that a caller may catch descends from `OctavoError`.
+
+    OctavoError
+    └── InvalidInput (also a ValueError)   something the caller gave: names field, value and remedy
+"""
+
+from __future__ import annotations
+
+import reprlib
+
+__all__ = ["InvalidInput", "OctavoError", "shorten"]
+
+_MAX_SHOWN = 120
+_MAX_SHOWN_BITS = 256
+
+
+def shorten(value: object) -> str:
+    """A bounded `repr` of any value: an error message never grows with its input."""
+    if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
+        return f"<integer of {value.bit_length()} bits>"
+    shower = reprlib.Repr()
+    shower.maxstring = shower.maxother = _MAX_SHOWN
+    try:
+        return shower.repr(value)
+    except Exception:  # a repr written by a caller may fail; the message must not
+        return f"<{type(value).__name__}>"
+
+
+class OctavoError(Exception):
+    """The root of every error raised on purpose by Octavo."""
+
+
+class InvalidInput(OctavoError, ValueError):
+    """Something the caller gave cannot be honoured.
+
+    `field` says which input, `value` is what was given, `remedy` says what would be accepted.
+    """
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(field, value, remedy)
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.field} = {shorten(self.value)}: {self.remedy}"

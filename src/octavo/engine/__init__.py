@@ -1,0 +1,1 @@
+"""The engine: offline LLM, InferenceEngine, AsyncEngine, ModelRunner."""

@@ -1,0 +1,1 @@
+"""Architectures, each a short file over the ops."""
