@@ -1,14 +1,19 @@
 """The error tree. Every error that a caller may catch descends from `OctavoError`.
 
     OctavoError
-    └── InvalidInput (also a ValueError)   something the caller gave: names field, value and remedy
+    ├── InvalidInput (also a ValueError)   something the caller gave: names field, value and remedy
+    ├── OutOfPages                         the page pool cannot serve a reservation right now
+    ├── UseAfterRelease (also a KeyError)  a KV handle or page was used after it was released
+    ├── InvariantBroken                    an audit failed: a bug in Octavo
+    └── RowError                           a forward pass failed for the named rows only
 """
 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 
-__all__ = ["InvalidInput", "OctavoError", "shorten"]
+__all__ = ["InvalidInput", "InvariantBroken", "OctavoError", "OutOfPages", "RowError", "UseAfterRelease", "shorten"]
 
 _MAX_SHOWN = 120
 _MAX_SHOWN_BITS = 256
@@ -44,3 +49,26 @@ class InvalidInput(OctavoError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.field} = {shorten(self.value)}: {self.remedy}"
+
+
+class OutOfPages(OctavoError):
+    """The page pool cannot serve a reservation right now."""
+
+
+class UseAfterRelease(OctavoError, KeyError):
+    """A KV handle or page was used after it was released."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else "used after release"
+
+
+class InvariantBroken(OctavoError):
+    """An audit found a state that must not exist: a bug in Octavo."""
+
+
+class RowError(OctavoError):
+    """A forward pass failed, and only the named rows of the decision are to blame."""
+
+    def __init__(self, rows: Sequence[int], message: str) -> None:
+        self.rows = tuple(rows)
+        super().__init__(message)
