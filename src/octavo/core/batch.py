@@ -1,6 +1,6 @@
 """What the scheduler tells the runner to do in one step, and what the runner answers: plain, serialisable values.
 
-    plan(now) -> ScheduleDecision -> ModelRunner.execute -> StepResult -> commit(result)
+plan(now) -> ScheduleDecision -> ModelRunner.execute -> StepResult -> commit(result)
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ScheduleDecision:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Logprob of one token (natural log of the raw softmax) and of the most likely ones, best first, lower id first on ties."""
+    """Logprob of one token (natural log of the raw softmax) and of the most likely ones, ties by lower id."""
 
     token_id: int
     logprob: float
@@ -121,7 +121,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class RowResult:
-    """What a row produced: sampled tokens, their logprobs, logprobs of prompt tokens start+1 .., or an error of its own."""
+    """What a row produced: sampled tokens, their logprobs, logprobs of prompt tokens from start+1, or an error."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
