@@ -1,0 +1,333 @@
+"""The op table: every op of a forward pass and of sampling, declared once as data, and the values they share.
+
+A backend is a class whose methods carry these names. Rows of all sequences are concatenated; no op infers meaning
+from a shape. Dimensions, everywhere:
+
+    T token rows of the step     S sequences            R rows that need logits      G KV groups
+    H hidden size                V vocabulary           I intermediate size          E experts
+    Q = query heads * head_dim   KV = kv heads * head_dim   D head_dim
+    K, N inner and outer size of a product                  nH query heads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.core.errors import InvariantBroken
+from octavo.core.params import SamplingParams
+
+ATTENTION_BLOCK = 64  # absolute positions per softmax block
+ATTENTION_CHUNK = 512  # absolute positions per chunk; chunks are combined in ascending order
+NO_SLOT = -1  # in slot_mapping: write nothing; in page_table: a freed page
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of an op: dimensions by name, dtype (float, int, weight, batch, object), meaning."""
+
+    name: str
+    dims: tuple[str, ...]
+    dtype: str = "float"
+    meaning: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op. `used`: some forward pass or sampler calls it now, so every backend has it and is compared on it.
+
+    `tensor` says that the op belongs to a captured program; the others run outside of it (sampling, page moves).
+    """
+
+    name: str
+    doc: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    attrs: tuple[str, ...] = ()
+    used: bool = True
+    tensor: bool = True
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """Rotary frequencies, resolved once from the configured length (models/rope.py), never from the current one.
+
+    Pair i of a head, (x[i], x[i + rotary_dim / 2]), turns by `position * inv_freq[i]`; cosine and sine are multiplied
+    by `attention_factor`; dimensions from `rotary_dim` on pass through.
+    """
+
+    inv_freq: tuple[float, ...]  # rotary_dim / 2, radians per position
+    rotary_dim: int
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class SamplingRow:
+    """What one row of logits needs to become a token: parameters, noise coordinates, counts."""
+
+    params: SamplingParams
+    seed: int  # 64 bits are used
+    choice: int = 0
+    output_index: int = 0  # index of the output token being chosen
+    prompt_counts: Mapping[int, int] = field(default_factory=dict)
+    output_counts: Mapping[int, int] = field(default_factory=dict)
+    banned_now: tuple[int, ...] = ()  # eos and stop ids while output_index < min_tokens
+    grammar_mask: bytes | None = None  # bit (id & 7) of byte (id >> 3) set: allowed; ids past its end are banned
+    purpose: int = 0  # 0: the token itself; other noise streams of the same token take other numbers
+
+
+@dataclass
+class ForwardBatch:
+    """One step as arrays, in the backend's own types (plain lists on `reference`). Made by `Backend.batch`."""
+
+    token_ids: Any  # [T]
+    positions: Any  # [T] absolute
+    cu_seqlens_q: Any  # [S + 1] row r owns tokens cu[r] .. cu[r + 1]
+    seq_lens: Any  # [S] tokens with K/V after this step's writes
+    page_table: Any  # [G][S][*] page of position p: entry p // page_size; NO_SLOT: freed, behind the window
+    slot_mapping: Any  # [G][T] page * page_size + offset, or NO_SLOT
+    logit_rows: Any  # [R] any token rows, in the order of the logits
+    kv: Any  # the backend's KVPool
+    request_ids: tuple[str, ...] = ()  # [S] for the access log
+    parent_rows: tuple[tuple[int, ...], ...] = ()  # [S] tree rows: parent of each token within its row; (): a chain
+    cache: dict[Any, Any] = field(default_factory=dict)  # what a backend computes once per step
+
+
+def _spec(name: str, dims: str, dtype: str = "float", meaning: str = "", optional: bool = False) -> TensorSpec:
+    return TensorSpec(name, tuple(dims.split()), dtype, meaning, optional)
+
+
+def _weight(name: str, dims: str, meaning: str = "", optional: bool = False) -> TensorSpec:
+    return _spec(name, dims, "weight", meaning, optional)
+
+
+_X = _spec("x", "T H", meaning="rows of all sequences")
+_BATCH = _spec("batch", "", "batch", "positions, page tables, slots of the step")
+_LOGITS = _spec("logits", "R V")
+_ROWS = _spec("rows", "R", "object", "SamplingRow of each row")
+_KV_POOL = _spec("kv", "", "object", "KVPool")
+_PAIRS = _spec("pairs", "* 2", "int", "(source, target)")
+
+_FORWARD = (
+    OpSpec(
+        "embed",
+        "Row ids[t] of the table.",
+        (_spec("ids", "T", "int", "token ids, 0 <= id < V"), _weight("table", "V H")),
+        (_spec("y", "T H"),),
+    ),
+    OpSpec(
+        "rms_norm",
+        "s = x + residual (or x); y = s / sqrt(mean(s^2) + eps) * weight. Returns (y, s).",
+        (_X, _weight("weight", "H"), _spec("residual", "T H", optional=True)),
+        (_spec("y", "T H"), _spec("s", "T H", meaning="the new residual")),
+        ("eps",),
+    ),
+    OpSpec(
+        "layer_norm",
+        "(x - mean) / sqrt(variance + eps) * weight + bias; the variance is the population's.",
+        (_X, _weight("weight", "H"), _weight("bias", "H", optional=True)),
+        (_spec("y", "T H"),),
+        ("eps",),
+    ),
+    OpSpec(
+        "linear",
+        "x @ weight^T + bias. Dense or quantized weight. Rows without an adapter skip it: nothing adds zero.",
+        (
+            _spec("x", "T K"),
+            _weight("weight", "N K"),
+            _weight("bias", "N", optional=True),
+            _spec("adapters", "", "object", "low-rank adapter of each row (declared, not used yet)", optional=True),
+        ),
+        (_spec("y", "T N"),),
+    ),
+    OpSpec(
+        "qk_norm",
+        "rms_norm over each head of head_dim values, one weight for all heads.",
+        (_spec("x", "T Q"), _weight("weight", "D")),
+        (_spec("y", "T Q"),),
+        ("eps", "head_dim"),
+    ),
+    OpSpec(
+        "rope",
+        "Half-rotation of every head by its token's absolute position. Returns (q, k).",
+        (_spec("q", "T Q"), _spec("k", "T KV"), _BATCH),
+        (_spec("q", "T Q"), _spec("k", "T KV")),
+        ("rope", "head_dim"),
+    ),
+    OpSpec(
+        "write_kv",
+        "Stores each row's K and V of one layer at slot_mapping; NO_SLOT rows write nothing.",
+        (_spec("k", "T KV"), _spec("v", "T KV"), _BATCH),
+        (),
+        ("layer",),
+    ),
+    OpSpec(
+        "attention",
+        "softmax(scale * q . k, soft-capped) . v over the pages of the row's sequence, positions (p - window, p], or all "
+        "up to p with window 0. Blocks of 64 and chunks of 512 absolute positions, ascending, one running maximum. "
+        "soft_cap c > 0: score = c * tanh(score / c). sinks: a logit per head that joins the denominator only. "
+        "parent_rows (tree rows) and exported scores are declared, not used yet.",
+        (_spec("q", "T Q"), _BATCH, _weight("sinks", "nH", "extra logit per query head", optional=True)),
+        (_spec("y", "T Q"),),
+        ("layer", "scale", "window", "soft_cap", "head_dim"),
+    ),
+    OpSpec(
+        "gated_activation",
+        "act(gate) * up; kind silu: g / (1 + exp(-g)); gelu_tanh: the tanh form.",
+        (_spec("gate", "T I"), _spec("up", "T I")),
+        (_spec("y", "T I"),),
+        ("kind",),
+    ),
+    OpSpec(
+        "moe",
+        "softmax of router logits over all experts, the top_k largest (ties: lower id), optionally renormalised; "
+        "down(act(gate x) * up x) of each, combined in slot order.",
+        (
+            _X,
+            _weight("router", "E H"),
+            _weight("gate", "E I H", "list of E matrices"),
+            _weight("up", "E I H", "list of E matrices"),
+            _weight("down", "E H I", "list of E matrices"),
+        ),
+        (_spec("y", "T H"),),
+        ("top_k", "normalize", "kind"),
+    ),
+    OpSpec("add", "x + y.", (_X, _spec("y", "T H")), (_spec("z", "T H"),)),
+    OpSpec("scale", "x * s.", (_X,), (_spec("y", "T H"),), ("s",)),
+    OpSpec("select_rows", "Rows batch.logit_rows of x.", (_X, _BATCH), (_spec("y", "R H"),)),
+    OpSpec(
+        "logits",
+        "x @ weight^T, soft-capped as in attention.",
+        (_spec("x", "R H"), _weight("weight", "V H")),
+        (_spec("y", "R V"),),
+        ("soft_cap",),
+    ),
+    OpSpec(
+        "latent_attention",
+        "Attention over a compressed K/V of one latent vector per token and layer.",
+        (_spec("q", "T Q"), _BATCH),
+        (_spec("y", "T Q"),),
+        ("layer", "scale", "latent_dim", "rope_dim"),
+        used=False,
+    ),
+    OpSpec(
+        "scan",
+        "Linear recurrence over a sequence's tokens; its state lives in a page of kind `state`.",
+        (_X, _BATCH),
+        (_spec("y", "T H"),),
+        ("layer", "kind"),
+        used=False,
+    ),
+    OpSpec(
+        "pool",
+        "One vector per sequence from its rows, in token order across chunks.",
+        (_X, _BATCH),
+        (_spec("y", "S H"),),
+        ("kind",),
+        used=False,
+    ),
+    OpSpec("all_reduce", "Sum over ranks in rank order.", (_X,), (_spec("y", "T H"),), ("group",), used=False),
+    OpSpec("all_gather", "Concatenation of all ranks' columns.", (_X,), (_spec("y", "T N"),), ("group",), used=False),
+    OpSpec("send", "Rows to the next pipeline rank.", (_X,), (), ("rank",), used=False),
+    OpSpec("recv", "Rows from the previous pipeline rank.", (_BATCH,), (_X,), ("rank",), used=False),
+)
+
+_SAMPLING = (
+    OpSpec(
+        "process_logits",
+        "New logits after, in this order: logit bias; allowed, banned and (before min_tokens) end ids; grammar mask; "
+        "repetition penalty (prompt and output), then frequency and presence penalties (output). Banned: -inf. "
+        "The input is not changed and is returned itself when no row asks for anything.",
+        (_LOGITS, _ROWS),
+        (_LOGITS,),
+        tensor=False,
+    ),
+    OpSpec(
+        "sample",
+        "One id per row. Temperature 0: the largest logit. Otherwise candidates ordered (logit descending, id ascending) "
+        "are cut by top_k, top_p, min_p; the survivor with the largest (logit - max) / temperature "
+        "+ Gumbel(seed; choice, output index, id, purpose). "
+        "Ties: the lowest id. RowError names rows with no finite candidate or a NaN (indices into `rows`).",
+        (_LOGITS, _ROWS),
+        (_spec("ids", "R", "int"),),
+        tensor=False,
+    ),
+    OpSpec(
+        "logprobs",
+        "TokenLogprobs of each row from the raw logits (before process_logits): log-softmax of ids[r], its rank, the "
+        "k[r] most likely (ties: lower id), and of the ids chosen[r].",
+        (
+            _LOGITS,
+            _spec("ids", "R", "int", "the token of each row"),
+            _spec("k", "R", "int", "how many most likely tokens, per row"),
+            _spec("chosen", "R", "object", "further ids, per row"),
+        ),
+        (_spec("logprobs", "R", "object", "TokenLogprobs"),),
+        tensor=False,
+    ),
+)
+
+_PAGES = (
+    OpSpec(
+        "copy_pages",
+        "All bytes of page source to page target, for each pair.",
+        (_KV_POOL, _PAIRS),
+        (),
+        tensor=False,
+    ),
+    OpSpec(
+        "move_slots",
+        "K/V of slot source to slot target, all layers of their group, in order (accepted tree rows are compacted).",
+        (_KV_POOL, _spec("moves", "* 2", "int", "(source, target)")),
+        (),
+        tensor=False,
+    ),
+    OpSpec("swap_out", "Pages to host memory.", (_KV_POOL, _PAIRS), (), used=False, tensor=False),
+    OpSpec("swap_in", "Pages from host memory.", (_KV_POOL, _PAIRS), (), used=False, tensor=False),
+)
+
+OPS: dict[str, OpSpec] = {spec.name: spec for spec in (*_FORWARD, *_SAMPLING, *_PAGES)}
+
+
+def batch_fields(
+    token_ids: Sequence[int],
+    positions: Sequence[int],
+    query_lens: Sequence[int],
+    page_table: Sequence[Sequence[Sequence[int]]],
+    page_size: int,
+    no_write: Sequence[bool] = (),
+) -> dict[str, Any]:
+    """The fields of a ForwardBatch that follow from the given ones, as plain lists. Arguments as in `Backend.batch`.
+
+    Row r owns `query_lens[r]` tokens; its sequence ends at its last position; the slots of a `no_write` row are NO_SLOT.
+    Raises InvariantBroken when a token would be written to a freed page.
+    """
+    starts = [0]
+    for length in query_lens:
+        starts.append(starts[-1] + length)
+    silent = list(no_write) or [False] * len(query_lens)
+    slots = []
+    for pages in page_table:
+        group: list[int] = []
+        for row, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+            group += _row_slots(positions[start:stop], pages[row], page_size, silent[row])
+        slots.append(group)
+    return {
+        "token_ids": list(token_ids),
+        "positions": list(positions),
+        "cu_seqlens_q": starts,
+        "seq_lens": [positions[stop - 1] + 1 for stop in starts[1:]],
+        "page_table": page_table,
+        "slot_mapping": slots,
+    }
+
+
+def _row_slots(positions: Sequence[int], pages: Sequence[int], page_size: int, silent: bool) -> list[int]:
+    if silent:
+        return [NO_SLOT] * len(positions)
+    slots = [pages[p // page_size] * page_size + p % page_size for p in positions]
+    if min(slots) < 0:
+        raise InvariantBroken(f"positions {positions[0]}..{positions[-1]} would be written to a freed page")
+    return slots
