@@ -22,6 +22,16 @@ FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
 TOKENS = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz", " ", *"0123456789", *".,!?:;'-()", *"ABCDE"]  # 56
+TOKENIZER = {
+    "type": "simple",
+    "kind": "characters",
+    "vocab": TOKENS,
+    "special": SPECIAL,
+    "bos": "<bos>",
+    "eos": ["<eos>"],
+    "unk": "<unk>",
+    "add_bos": True,
+}
 
 LLAMA = {
     "model_type": "llama",
@@ -298,7 +308,7 @@ def document(name: str, config: dict, seed: int, stored: bool) -> dict:
         "licence": "Apache-2.0",
         "origin": "drawn at random by scripts/make_tiny_fixture.py; it was never trained",
         "model": config,
-        "tokenizer": {"kind": "characters", "tokens": TOKENS, "bos": 1, "eos": 2, "unknown": 3},
+        "tokenizer": TOKENIZER,
         "weights": weights,
         "scenario": plan,
         "golden": {
