@@ -5,8 +5,11 @@ plan(now) -> ScheduleDecision -> ModelRunner.execute -> StepResult -> commit(res
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 
 
@@ -31,6 +34,7 @@ class SlotInit:
     seed: int  # resolved: never None
     token_ids: tuple[int, ...]  # all known tokens, prompt then output
     num_prompt_tokens: int
+    eos_token_ids: tuple[int, ...] = ()  # with stop_token_ids, what min_tokens forbids
 
 
 @dataclass(frozen=True)
@@ -136,3 +140,38 @@ class StepResult:
 
     step: int
     rows: tuple[RowResult, ...]
+
+
+def build_batch(
+    requests: Sequence[Mapping[str, Any]], token_budget: int, max_sequences: int, prefill_chunk: int
+) -> list[tuple[Any, str, int]]:
+    """Hand out one step's tokens: ``(id, phase, tokens)``, decodes first, in the given order.
+
+    ``requests`` are ``{"id", "phase": "decode" | "waiting" | "prefill", "prompt_left"}``; a decode takes one token, the
+    others what is left of the prompt, bounded by the chunk and the budget. Nothing is changed and no fairness is promised:
+    that is the caller's order. Raises ``InvalidInput`` for a budget below 1 or an id that comes twice.
+    """
+    for name, budget in (
+        ("token_budget", token_budget),
+        ("max_sequences", max_sequences),
+        ("prefill_chunk", prefill_chunk),
+    ):
+        if budget <= 0:
+            raise InvalidInput(name, budget, "scheduler budgets must be positive")
+    seen: set[Hashable] = set()
+    for request in requests:
+        if request["id"] in seen:
+            raise InvalidInput("id", request["id"], "request ids must be unique within a scheduling round")
+        seen.add(request["id"])
+    decodes = [request for request in requests if request["phase"] == "decode"]
+    prefills = [request for request in requests if request["phase"] in ("waiting", "prefill")]
+    batch: list[tuple[Any, str, int]] = []
+    left = token_budget
+    for request in decodes + prefills:
+        if len(batch) == max_sequences or left == 0:
+            break
+        tokens = 1 if request["phase"] == "decode" else min(request["prompt_left"], prefill_chunk, left)
+        if tokens > 0:
+            batch.append((request["id"], request["phase"], tokens))
+            left -= tokens
+    return batch

@@ -2,21 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import difflib
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from octavo.core.errors import InvalidInput
+
+MAX_CHOICES = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGPROBS = 20
+MAX_LOGPROB_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_IDS = 1024
+MAX_BANNED_IDS = 1024
+MAX_ALLOWED_IDS = 1 << 18
+MAX_COUNT = 2**31 - 1
+SEED_RANGE = (-(2**63), 2**64 - 1)
+GREEDY_BELOW = 1e-5
+
+_FLOAT_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-9, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+_INT_RANGES: dict[str, tuple[int, int]] = {
+    "min_tokens": (0, MAX_COUNT),
+    "n": (1, MAX_CHOICES),
+    "top_k": (-1, MAX_COUNT),
+}
+_OPTIONAL_INT_RANGES: dict[str, tuple[int, int]] = {
+    "max_tokens": (0, MAX_COUNT),
+    "seed": SEED_RANGE,
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+_BOOLS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_ID_LISTS = {
+    "stop_token_ids": MAX_STOP_IDS,
+    "banned_token_ids": MAX_BANNED_IDS,
+    "logprob_token_ids": MAX_LOGPROB_IDS,
+}
+
+
+def check_int(name: str, value: object, low: int, high: int) -> int:
+    """``value`` as an int with low <= value <= high; a bool is no int. Raises ``InvalidInput``."""
+    remedy = f"give an integer from {low} to {high}"
+    if isinstance(value, bool):
+        raise InvalidInput(name, value, remedy)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidInput(name, value, remedy) from None
+    if not low <= number <= high:
+        raise InvalidInput(name, value, remedy)
+    return number
+
+
+def check_float(name: str, value: object, low: float, high: float) -> float:
+    """``value`` as a finite float with low <= value <= high. Raises ``InvalidInput``."""
+    remedy = f"give a finite number from {low:g} to {high:g}"
+    if isinstance(value, (bool, str, bytes)):
+        raise InvalidInput(name, value, remedy)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInput(name, value, remedy) from None
+    if not (math.isfinite(number) and low <= number <= high):
+        raise InvalidInput(name, value, remedy)
+    return number
+
+
+def check_ids(name: str, value: object, most: int) -> tuple[int, ...]:
+    """``value`` as a tuple of at most ``most`` token ids (integers >= 0). Raises ``InvalidInput``."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise InvalidInput(name, value, "give a list of token ids")
+    ids = tuple(value)
+    if len(ids) > most:
+        raise InvalidInput(name, f"{len(ids)} ids", f"give at most {most}")
+    if all(type(token) is int and 0 <= token <= MAX_COUNT for token in ids):
+        return ids
+    return tuple(check_int(f"{name}[{i}]", token, 0, MAX_COUNT) for i, token in enumerate(ids))
+
+
+def check_bool(name: str, value: object) -> bool:
+    """``value`` if it is a bool. Raises ``InvalidInput``."""
+    if not isinstance(value, bool):
+        raise InvalidInput(name, value, "give true or false")
+    return value
+
+
+def check_stop_strings(name: str, value: object) -> tuple[str, ...]:
+    """One string or a list of them, each non-empty and bounded. Raises ``InvalidInput``."""
+    if value is None:
+        return ()
+    strings = (value,) if isinstance(value, str) else value
+    if not isinstance(strings, (list, tuple)):
+        raise InvalidInput(name, value, "give a string or a list of strings")
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidInput(name, f"{len(strings)} strings", f"give at most {MAX_STOP_STRINGS}")
+    for i, text in enumerate(strings):
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise InvalidInput(f"{name}[{i}]", text, f"give a string of 1 to {MAX_STOP_CHARACTERS} characters")
+    return tuple(strings)
+
+
+def check_logit_bias(name: str, value: object) -> dict[int, float]:
+    """Token id (an integer, or its digits as JSON keys are) to bias in [-100, 100], by rising id."""
+    if not isinstance(value, Mapping):
+        raise InvalidInput(name, value, "give a mapping of token id to a number from -100 to 100")
+    if len(value) > MAX_LOGIT_BIAS:
+        raise InvalidInput(name, f"{len(value)} entries", f"give at most {MAX_LOGIT_BIAS}")
+    bias = {}
+    for key, number in value.items():
+        digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
+        token = check_int(f"{name} key", int(key) if digits else key, 0, MAX_COUNT)
+        bias[token] = check_float(f"{name}[{token}]", number, -100.0, 100.0)
+    return dict(sorted(bias.items()))
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of a request are chosen and when they end.
 
-    Raises ``InvalidInput`` (a ``ValueError``) at construction for a value out of range.
+    Lists become tuples, a single ``stop`` string a tuple of one, numeric strings as keys of ``logit_bias`` integers.
+    Raises ``InvalidInput`` (a ``ValueError``) at construction for a value of the wrong type or out of range.
     """
 
     max_tokens: int | None = 16  # None: up to the context limit
     min_tokens: int = 0  # no end-of-sequence or stop token before this many
     n: int = 1  # choices
-    temperature: float = 1.0  # 0: greedy
+    temperature: float = 1.0  # below 1e-5: greedy
     top_k: int = 0  # 0 or -1: off
     top_p: float = 1.0
     min_p: float = 0.0
@@ -35,3 +157,59 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, limits in _FLOAT_RANGES.items():
+            self._normalise(name, check_float, *limits)
+        for name, bounds in _INT_RANGES.items():
+            self._normalise(name, check_int, *bounds)
+        for name, bounds in _OPTIONAL_INT_RANGES.items():
+            if getattr(self, name) is not None:
+                self._normalise(name, check_int, *bounds)
+        for name in _BOOLS:
+            self._normalise(name, check_bool)
+        for name, most in _ID_LISTS.items():
+            self._normalise(name, check_ids, most)
+        self._normalise("stop", check_stop_strings)
+        self._normalise("logit_bias", check_logit_bias)
+        self._check_together()
+
+    def _normalise(self, name: str, check: Callable[..., Any], *limits: float) -> None:
+        object.__setattr__(self, name, check(name, getattr(self, name), *limits))
+
+    def _check_together(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidInput("min_tokens", self.min_tokens, f"give at most max_tokens = {self.max_tokens}")
+        if self.allowed_token_ids is None:
+            return
+        self._normalise("allowed_token_ids", check_ids, MAX_ALLOWED_IDS)
+        if not set(self.allowed_token_ids) - set(self.banned_token_ids):
+            raise InvalidInput(
+                "allowed_token_ids", self.allowed_token_ids, "leave at least one token that is not banned"
+            )
+
+    def __hash__(self) -> int:
+        values = [getattr(self, item.name) for item in fields(self) if item.name != "logit_bias"]
+        return hash((tuple(values), tuple(self.logit_bias.items())))
+
+    @property
+    def greedy(self) -> bool:
+        """True if the most likely token is always taken (lowest id on ties): a temperature below 1e-5."""
+        return self.temperature < GREEDY_BELOW
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values; ``from_dict`` gives back an equal object, also after a trip through JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["logit_bias"] = {str(token): number for token, number in self.logit_bias.items()}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """The inverse of ``to_dict``; fields left out take their defaults. Raises ``InvalidInput``."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
+                remedy = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(known)}"
+                raise InvalidInput(str(name), values[name], remedy)
+        return cls(**values)

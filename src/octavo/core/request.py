@@ -1,0 +1,394 @@
+"""Requests and their branches: identity, tokens, counters, and the one table of legal states.
+
+waiting -> admitted -> prefilling -> decoding -> finished
+                           |             |
+                           +-> recompute | swapped -> admitted          every live state -> cancelled | failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import InvalidInput
+from octavo.core.params import MAX_COUNT, SamplingParams, check_float, check_ids, check_int
+
+SNAPSHOT_VERSION = 1
+MAX_ID_CHARACTERS = 256
+MAX_PROMPT_TOKENS = 1 << 27
+
+
+class RequestState(str, Enum):
+    """Where a branch stands. A ``str``: plain strings work as keys and compare equal."""
+
+    WAITING = "waiting"
+    ADMITTED = "admitted"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    RECOMPUTE = "recompute"  # lost its pages; waits to compute them again
+    SWAPPED = "swapped"  # its pages are in another tier; waits to bring them back
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class FinishReason(str, Enum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    REJECTED = "rejected"
+    ERROR = "error"
+    UNKNOWN = "unknown"
+
+
+class WaitingReason(str, Enum):
+    """What a branch that waits is blocked on."""
+
+    NONE = ""  # its turn has not come
+    GRAMMAR = "grammar"
+    ADAPTER = "adapter"
+    KV = "kv"
+    PREFIX = "prefix"
+
+
+_S = RequestState
+TERMINAL = frozenset({_S.FINISHED, _S.CANCELLED, _S.FAILED})
+QUEUED = frozenset({_S.WAITING, _S.RECOMPUTE, _S.SWAPPED})
+RUNNING = frozenset({_S.ADMITTED, _S.PREFILLING, _S.DECODING})
+_ABANDON = frozenset({_S.CANCELLED, _S.FAILED})
+_PREEMPT = frozenset({_S.RECOMPUTE, _S.SWAPPED})
+ALLOWED: dict[RequestState, frozenset[RequestState]] = {
+    _S.WAITING: _ABANDON | {_S.ADMITTED},
+    _S.ADMITTED: _ABANDON | {_S.PREFILLING},
+    _S.PREFILLING: _ABANDON | _PREEMPT | {_S.DECODING},
+    _S.DECODING: _ABANDON | _PREEMPT | {_S.FINISHED},
+    _S.RECOMPUTE: _ABANDON | {_S.ADMITTED},
+    _S.SWAPPED: _ABANDON | {_S.ADMITTED},
+}
+_FORWARD = (_S.ADMITTED, _S.PREFILLING, _S.DECODING, _S.FINISHED)
+
+
+def apply_transition(state: Any, target: Any, kv_blocks: int) -> tuple[Any, int]:
+    """The new state and its KV block count: 0 in a terminal state and in recompute, else unchanged.
+
+    Raises ``InvalidInput`` (a ``ValueError``) for an edge that is not in ``ALLOWED`` or a negative count.
+    """
+    if not isinstance(kv_blocks, int) or kv_blocks < 0:
+        raise InvalidInput("kv_blocks", kv_blocks, "must be a non-negative integer")
+    if target not in ALLOWED.get(state, frozenset()):
+        raise InvalidInput("target", str(target), f"illegal transition: {state} -> {target}")
+    return target, 0 if target in TERMINAL or target == _S.RECOMPUTE else kv_blocks
+
+
+class Branch:
+    """One choice of a request: its tokens, its counters, its place in the batch. This is what is scheduled.
+
+    ``num_computed_tokens`` is committed history and never falls; ``num_resident_tokens`` is what has K/V now.
+    """
+
+    def __init__(self, request: Request, choice: int) -> None:
+        self.request = request
+        self.choice = choice
+        self.key: tuple[str, int] = (request.request_id, choice)
+        self.state = RequestState.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: str | None = None
+        self._tokens = list(request.prompt_token_ids)
+        self.logprobs: list[TokenLogprobs | None] = []  # one for each output token
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt tokens 1, 2, ...
+        self.num_computed_tokens = 0
+        self.num_resident_tokens = 0
+        self.num_cached_tokens = 0  # of the prompt, when it was first admitted
+        self.num_delivered_tokens = 0  # output tokens that an event told of
+        self.kv_blocks = 0
+        self.slot: int | None = None
+        self.waiting_reason = WaitingReason.NONE
+        self.arrival_index = 0  # order of submission, given by the scheduler
+        self.admissions = 0
+        self.last_step = 0  # last step that scheduled it, or that admitted it to a slot
+        self.bypassed = 0  # later arrivals admitted while it waited
+        self.prefix_waits = 0
+        self.num_preemptions = 0
+        self.use_prefix = True
+        self.needs_init = True
+
+    def __repr__(self) -> str:
+        return f"<Branch {self.key} {self.state.value} {self.num_resident_tokens}/{self.num_tokens}>"
+
+    @property
+    def params(self) -> SamplingParams:
+        """The request's parameters."""
+        return self.request.params
+
+    @property
+    def seed(self) -> int:
+        """The resolved seed as 64 bits; the same for all choices, which differ by their index."""
+        return (self.request.seed or 0) & (2**64 - 1)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """All known tokens, prompt then output. A view: do not change it."""
+        return self._tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the output tokens."""
+        return self._tokens[self.num_prompt_tokens :]
+
+    @property
+    def num_tokens(self) -> int:
+        """All known tokens."""
+        return len(self._tokens)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far."""
+        return len(self._tokens) - self.num_prompt_tokens
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Known tokens without K/V: what the scheduler hands out until it is 0."""
+        return len(self._tokens) - self.num_resident_tokens
+
+    @property
+    def is_live(self) -> bool:
+        """False once the choice has ended."""
+        return self.state not in TERMINAL
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True while logprobs of prompt tokens are asked for and not all gathered."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    def transition(self, target: RequestState) -> None:
+        """Take one legal edge; a terminal state and recompute give up K/V, slot and waiting reason.
+
+        Raises ``InvalidInput`` for an illegal edge.
+        """
+        self.state, self.kv_blocks = apply_transition(self.state, target, self.kv_blocks)
+        if self.state in TERMINAL or self.state in _PREEMPT:
+            self.num_resident_tokens = 0
+            self.slot = None
+            self.needs_init = True
+        if self.state not in QUEUED:
+            self.waiting_reason = WaitingReason.NONE
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Walk the remaining legal edges to ``finished``. Raises ``InvalidInput`` if the choice has ended."""
+        if not self.is_live:
+            raise InvalidInput("state", self.state.value, "a terminal state cannot be left")
+        for target in _FORWARD:
+            if target in ALLOWED[self.state]:
+                self.transition(target)
+        self.finish_reason, self.stop_reason = reason, stop_reason
+
+    def abandon(self, target: RequestState, reason: FinishReason, error: str | None = None) -> None:
+        """End as ``cancelled`` or ``failed``. Raises ``InvalidInput`` if the choice has ended."""
+        self.transition(target)
+        self.finish_reason, self.error = reason, error
+
+    def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Commit one sampled token."""
+        self._tokens.append(token_id)
+        self.logprobs.append(logprobs)
+
+    def truncate_at(self, num_output_tokens: int) -> None:
+        """Keep the first ``num_output_tokens`` output tokens. Idempotent."""
+        del self._tokens[self.num_prompt_tokens + num_output_tokens :]
+        del self.logprobs[num_output_tokens:]
+        self.num_resident_tokens = min(self.num_resident_tokens, self.num_tokens)
+        self.num_delivered_tokens = min(self.num_delivered_tokens, self.num_output_tokens)
+
+    def reserve_blocks(self, count: int) -> None:
+        """Record ``count`` more KV blocks. Raises ``InvalidInput`` outside admitted, prefilling and decoding."""
+        if self.state not in RUNNING:
+            raise InvalidInput("state", self.state.value, "request does not own runtime resources")
+        if isinstance(count, bool) or not isinstance(count, int) or count <= 0:
+            raise InvalidInput("count", count, "reservation count must be a positive integer")
+        self.kv_blocks += count
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {
+            "state": self.state.value,
+            "output_token_ids": self.output_token_ids,
+            "logprobs": [_pack(entry) for entry in self.logprobs],
+            "prompt_logprobs": [_pack(entry) for entry in self.prompt_logprobs],
+            "num_computed_tokens": self.num_computed_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_delivered_tokens": self.num_delivered_tokens,
+            "admissions": self.admissions,
+            "num_preemptions": self.num_preemptions,
+            "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
+            "stop_reason": self.stop_reason,
+            "error": self.error,
+        }
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        state = RequestState(saved["state"])
+        self.state = state if state in TERMINAL else RequestState.WAITING
+        self._tokens += check_ids("output_token_ids", saved["output_token_ids"], MAX_COUNT)
+        self.logprobs = [_unpack(entry) for entry in saved["logprobs"]]
+        self.prompt_logprobs = [entry for entry in map(_unpack, saved["prompt_logprobs"]) if entry is not None]
+        for name in ("num_computed_tokens", "num_cached_tokens", "num_delivered_tokens", "admissions"):
+            setattr(self, name, check_int(name, saved[name], 0, MAX_COUNT))
+        self.num_preemptions = check_int("num_preemptions", saved["num_preemptions"], 0, MAX_COUNT)
+        reason = saved["finish_reason"]
+        self.finish_reason = None if reason is None else FinishReason(reason)
+        self.stop_reason, self.error = saved["stop_reason"], saved["error"]
+
+
+class Request:
+    """One request: identity, limits, and its ``params.n`` branches.
+
+    LOWER ``priority`` numbers are served first. Times are seconds on the caller's clock. Raises ``InvalidInput`` for
+    an id that is no string of 1 to 256 characters, or token ids that are no integers >= 0. An empty prompt is refused
+    by the scheduler, at submit.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Iterable[int] = (),
+        params: SamplingParams | None = None,
+        *,
+        tenant: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
+        arrival: float = 0.0,
+        model: str = "",
+        adapter: str = "",
+        namespace: str = "",
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID_CHARACTERS:
+            raise InvalidInput("request_id", request_id, f"give a string of 1 to {MAX_ID_CHARACTERS} characters")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise InvalidInput("params", params, "give a SamplingParams")
+        self.request_id = request_id
+        self.prompt_token_ids = check_ids("prompt_token_ids", prompt_token_ids, MAX_PROMPT_TOKENS)
+        self.params = SamplingParams() if params is None else params
+        self.tenant, self.model, self.adapter, self.namespace = tenant, model, adapter, namespace
+        self.priority = check_int("priority", priority, -(2**31), 2**31 - 1)
+        self.deadline = None if deadline is None else check_float("deadline", deadline, -1e18, 1e18)
+        self.arrival = check_float("arrival", arrival, -1e18, 1e18)
+        self.eos_token_ids = check_ids("eos_token_ids", eos_token_ids, 1024)
+        self.seed = self.params.seed  # None until the scheduler draws one
+        self.token_limit = MAX_COUNT  # prompt and output together; the scheduler sets it at submit
+        self.branches = [Branch(self, choice) for choice in range(self.params.n)]
+
+    def __repr__(self) -> str:
+        return f"<Request {self.request_id} {self.state.value} prompt={len(self.prompt_token_ids)}>"
+
+    @property
+    def live_branches(self) -> list[Branch]:
+        """Branches that have not ended, by choice."""
+        return [branch for branch in self.branches if branch.is_live]
+
+    @property
+    def state(self) -> RequestState:
+        """The state of the branches together: the furthest live one's, else failed, cancelled or finished."""
+        states = {branch.state for branch in self.branches}
+        order = (_S.DECODING, _S.PREFILLING, _S.ADMITTED, _S.SWAPPED, _S.RECOMPUTE, _S.WAITING, _S.FAILED, _S.CANCELLED)
+        return next((state for state in order if state in states), _S.FINISHED)
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks that the branches name."""
+        return sum(branch.kv_blocks for branch in self.branches)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Committed history of all branches; it survives the end."""
+        return sum(branch.num_computed_tokens for branch in self.branches)
+
+    @computed_tokens.setter
+    def computed_tokens(self, count: int) -> None:
+        if len(self.branches) != 1:
+            raise InvalidInput("computed_tokens", count, "set num_computed_tokens of each branch")
+        lowest = self.branches[0].num_computed_tokens
+        self.branches[0].num_computed_tokens = check_int("computed_tokens", count, lowest, MAX_COUNT)
+
+    def transition(self, target: RequestState) -> None:
+        """Take one legal edge with every live branch. Raises ``InvalidInput`` if none is live or the edge is illegal."""
+        live = self.live_branches
+        if not live:
+            raise InvalidInput("target", str(target), f"illegal transition: {self.state} -> {target}")
+        for branch in live:
+            apply_transition(branch.state, target, branch.kv_blocks)
+        for branch in live:
+            branch.transition(target)
+
+    def reserve_blocks(self, count: int) -> None:
+        """Record ``count`` more KV blocks for every live branch. Raises ``InvalidInput`` if it may own none."""
+        if not self.live_branches:
+            raise InvalidInput("state", self.state.value, "request does not own runtime resources")
+        for branch in self.live_branches:
+            branch.reserve_blocks(count)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole request as JSON values: enough to go on with the same bytes elsewhere."""
+        return {
+            "version": SNAPSHOT_VERSION,
+            "request_id": self.request_id,
+            "prompt_token_ids": list(self.prompt_token_ids),
+            "params": self.params.to_dict(),
+            **{name: getattr(self, name) for name in _IDENTITY},
+            "eos_token_ids": list(self.eos_token_ids),
+            "seed": self.seed,
+            "branches": [branch._snapshot() for branch in self.branches],
+        }
+
+    @classmethod
+    def restore(cls, saved: Mapping[str, Any]) -> Request:
+        """The request of a ``snapshot``: live branches wait again and own no K/V; submit it to go on.
+
+        Raises ``InvalidInput`` for a snapshot of another version or with a field missing or wrong.
+        """
+        if saved.get("version") != SNAPSHOT_VERSION:
+            raise InvalidInput("version", saved.get("version"), f"give a snapshot of version {SNAPSHOT_VERSION}")
+        try:
+            request = cls(
+                saved["request_id"],
+                saved["prompt_token_ids"],
+                SamplingParams.from_dict(saved["params"]),
+                eos_token_ids=saved["eos_token_ids"],
+                **{name: saved[name] for name in _IDENTITY},
+            )
+            request.seed = saved["seed"]
+            for branch, part in zip(request.branches, saved["branches"], strict=True):
+                branch._restore(part)
+        except InvalidInput:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput("snapshot", str(error), "give what Request.snapshot returned") from error
+        return request
+
+
+_IDENTITY = ("tenant", "priority", "deadline", "arrival", "model", "adapter", "namespace")
+
+
+def _pack(entry: TokenLogprobs | None) -> list[Any] | None:
+    if entry is None:
+        return None
+    top, chosen = [list(pair) for pair in entry.top], [list(pair) for pair in entry.chosen]
+    return [entry.token_id, entry.logprob, entry.rank, top, chosen]
+
+
+def _unpack(entry: Sequence[Any] | None) -> TokenLogprobs | None:
+    if entry is None:
+        return None
+    token_id, logprob, rank, top, chosen = entry
+    return TokenLogprobs(token_id, logprob, rank, tuple((t, p) for t, p in top), tuple((t, p) for t, p in chosen))
