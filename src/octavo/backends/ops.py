@@ -11,6 +11,7 @@ from a shape. Dimensions, everywhere:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -165,8 +166,8 @@ _FORWARD = (
     ),
     OpSpec(
         "attention",
-        "softmax(scale * q . k, soft-capped) . v over the pages of the row's sequence, positions (p - window, p], or all "
-        "up to p with window 0. Blocks of 64 and chunks of 512 absolute positions, ascending, one running maximum. "
+        "softmax(scale * q . k, soft-capped) . v over the pages of the row's sequence, positions (p - window, p], or "
+        "all up to p with window 0. Blocks of 64 and chunks of 512 absolute positions, ascending, one running maximum. "
         "soft_cap c > 0: score = c * tanh(score / c). sinks: a logit per head that joins the denominator only. "
         "parent_rows (tree rows) and exported scores are declared, not used yet.",
         (_spec("q", "T Q"), _BATCH, _weight("sinks", "nH", "extra logit per query head", optional=True)),
@@ -246,8 +247,8 @@ _SAMPLING = (
     ),
     OpSpec(
         "sample",
-        "One id per row. Temperature 0: the largest logit. Otherwise candidates ordered (logit descending, id ascending) "
-        "are cut by top_k, top_p, min_p; the survivor with the largest (logit - max) / temperature "
+        "One id per row. Temperature 0: the largest logit. Otherwise candidates ordered (logit descending, id "
+        "ascending) are cut by top_k, top_p, min_p; the survivor with the largest (logit - max) / temperature "
         "+ Gumbel(seed; choice, output index, id, purpose). "
         "Ties: the lowest id. RowError names rows with no finite candidate or a NaN (indices into `rows`).",
         (_LOGITS, _ROWS),
@@ -301,7 +302,8 @@ def batch_fields(
 ) -> dict[str, Any]:
     """The fields of a ForwardBatch that follow from the given ones, as plain lists. Arguments as in `Backend.batch`.
 
-    Row r owns `query_lens[r]` tokens; its sequence ends at its last position; the slots of a `no_write` row are NO_SLOT.
+    Row r owns `query_lens[r]` tokens; its sequence ends at its last position. The slots of a `no_write`
+    row are NO_SLOT.
     Raises InvariantBroken when a token would be written to a freed page.
     """
     starts = [0]
@@ -311,7 +313,7 @@ def batch_fields(
     slots = []
     for pages in page_table:
         group: list[int] = []
-        for row, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+        for row, (start, stop) in enumerate(itertools.pairwise(starts)):
             group += _row_slots(positions[start:stop], pages[row], page_size, silent[row])
         slots.append(group)
     return {

@@ -1,0 +1,108 @@
+"""Paged attention in plain lists: the definition of the op.
+
+A row reads the positions it may see from pages, in blocks of 64 and chunks of 512 *absolute* positions:
+
+    positions   0 .. 63 | 64 .. 127 | ... | 448 .. 511 || 512 .. 575 | ...
+                block     block             block         block
+                '-------------- chunk ----------------'  '--- chunk ...
+
+Blocks are merged ascending into their chunk, chunks ascending into the result, each with the running maximum of
+Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018). The borders depend on positions alone, so a
+token's bits do not depend on how its sequence was cut into steps. A position that a row may not see enters no maximum
+and no sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from operator import itemgetter, mul
+
+from octavo.backends.list_pages import Heads
+from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK
+
+Partial = tuple[float, float, list[float]]  # running maximum, sum of exp(score - maximum), weighted sum of values
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What turns a query and a key into a score, and which positions count."""
+
+    scale: float
+    window: int = 0  # 0: all up to the row's own position
+    soft_cap: float = 0.0
+    sinks: Sequence[float] | None = None  # one logit per query head
+
+    def first_visible(self, position: int) -> int:
+        """The first position that the token at `position` sees."""
+        return max(0, position - self.window + 1) if self.window else 0
+
+
+def attend(
+    heads: Sequence[Sequence[float]],
+    position: int,
+    first_lane: int,
+    lanes: Sequence[tuple[Heads, Heads]],
+    scoring: Scoring,
+) -> list[float]:
+    """One token's output, [heads * v_dim]; `lanes[i]` is (key, value) by KV head of position `first_lane + i`."""
+    start = scoring.first_visible(position)
+    kv_heads = len(lanes[0][0])
+    group = len(heads) // kv_heads
+    out: list[float] = []
+    for kv_head in range(kv_heads):
+        blocks = list(_blocks(start, position + 1, first_lane, lanes, kv_head))
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            out += _attend_head(heads[head], blocks, scoring, head)
+    return out
+
+
+_Block = tuple[int, list[Sequence[float]], list[tuple[float, ...]]]  # chunk, keys by position, values by dimension
+
+
+def _blocks(
+    start: int, stop: int, first_lane: int, lanes: Sequence[tuple[Heads, Heads]], kv_head: int
+) -> Iterator[_Block]:
+    low = start
+    while low < stop:
+        high = min(stop, low - low % ATTENTION_BLOCK + ATTENTION_BLOCK)
+        seen = lanes[low - first_lane : high - first_lane]
+        keys = [lane[0][kv_head] for lane in seen]
+        yield low // ATTENTION_CHUNK, keys, list(zip(*[lane[1][kv_head] for lane in seen], strict=True))
+        low = high
+
+
+def _attend_head(query: Sequence[float], blocks: Sequence[_Block], scoring: Scoring, head: int) -> list[float]:
+    chunks = [
+        reduce(_merge, (_block_partial(query, keys, columns, scoring) for _, keys, columns in chunk))
+        for _, chunk in groupby(blocks, key=itemgetter(0))
+    ]
+    maximum, denominator, sums = reduce(_merge, chunks)
+    if scoring.sinks is not None:
+        top = max(maximum, scoring.sinks[head])
+        shrink = math.exp(maximum - top)
+        sums = [x * shrink for x in sums]
+        denominator = denominator * shrink + math.exp(scoring.sinks[head] - top)
+    return [x / denominator for x in sums]
+
+
+def _block_partial(
+    query: Sequence[float], keys: list[Sequence[float]], columns: list[tuple[float, ...]], scoring: Scoring
+) -> Partial:
+    scale, cap = scoring.scale, scoring.soft_cap
+    scores = [scale * sum(map(mul, query, key)) for key in keys]
+    if cap:
+        scores = [cap * math.tanh(score / cap) for score in scores]
+    top = max(scores)
+    weights = [math.exp(score - top) for score in scores]
+    return top, sum(weights), [sum(map(mul, weights, column)) for column in columns]
+
+
+def _merge(older: Partial, newer: Partial) -> Partial:
+    top = max(older[0], newer[0])
+    a, b = math.exp(older[0] - top), math.exp(newer[0] - top)
+    sums = [a * x + b * y for x, y in zip(older[2], newer[2], strict=True)]
+    return top, a * older[1] + b * newer[1], sums

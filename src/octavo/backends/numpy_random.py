@@ -1,0 +1,73 @@
+"""Vector forms of backends/random.py, bit-equal to it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.random import (
+    KEY_STEPS,
+    LN2,
+    MASK32,
+    MULTIPLIERS,
+    ROUNDS,
+    SERIES,
+    SQRT_HALF,
+    UPPER,
+)
+
+_32 = np.uint64(32)
+_LOW = np.uint64(MASK32)
+
+
+def philox4x32(counter: NDArray[np.uint64], key: tuple[int, int]) -> NDArray[np.uint64]:
+    """Four 32-bit words for each counter: [4, N] -> [4, N], each word in a uint64."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        even, odd = c0 * np.uint64(MULTIPLIERS[0]), c2 * np.uint64(MULTIPLIERS[1])
+        c0, c2 = (odd >> _32) ^ c1 ^ np.uint64(k0), (even >> _32) ^ c3 ^ np.uint64(k1)
+        c1, c3 = odd & _LOW, even & _LOW
+        k0, k1 = (k0 + KEY_STEPS[0]) & MASK32, (k1 + KEY_STEPS[1]) & MASK32
+    return np.stack((c0, c1, c2, c3))
+
+
+def noise_bits(
+    seed: int, choice: int, output_index: int, token_ids: NDArray[np.int64], purpose: int = 0
+) -> NDArray[np.uint64]:
+    """The 32 random bits of each token id [N]."""
+    token_ids = np.asarray(token_ids)
+    calls, which = np.unique(token_ids >> 2, return_inverse=True)
+    counter = np.empty((4, len(calls)), np.uint64)
+    counter[0] = calls
+    counter[1:] = np.array([[output_index & MASK32], [choice & MASK32], [purpose & MASK32]], np.uint64)
+    words = philox4x32(counter, (seed & MASK32, seed >> 32 & MASK32))
+    return words[token_ids & 3, which.reshape(-1)]
+
+
+def gumbel(bits: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """-log(-log(u)) for u = (bits + 1/2) / 2^32: [N] -> [N]."""
+    upper = bits >= np.uint64(UPPER)
+    kept = np.where(upper, np.uint64(MASK32) - bits, bits)  # 1 - u where u is near 1, else u
+    value = ((kept.astype(np.float64) + 0.5) * 2.0**-32).astype(np.float32)
+    near_one = _log_of_ratio(-value / (np.float32(2.0) - value))
+    return -log32(-np.where(upper, near_one, log32(value)))
+
+
+def log32(value: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Natural logarithm of positive float32 values, by the float32 operations of `random.log32`."""
+    mantissa, exponent = np.frexp(value)
+    small = mantissa < np.float32(SQRT_HALF)
+    mantissa = np.where(small, mantissa * np.float32(2.0), mantissa)
+    exponent = (exponent - small).astype(np.float32)
+    one = np.float32(1.0)
+    fraction = _log_of_ratio((mantissa - one) / (mantissa + one))
+    return exponent * np.float32(LN2) + fraction
+
+
+def _log_of_ratio(s: NDArray[np.float32]) -> NDArray[np.float32]:
+    square = s * s
+    total = np.full_like(s, SERIES[0])
+    for coefficient in SERIES[1:]:
+        total = total * square + np.float32(coefficient)
+    return np.float32(2.0) * (total * square * s + s)

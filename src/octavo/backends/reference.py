@@ -1,0 +1,322 @@
+"""The reference backend: the ops in the standard library, on nested lists of Python floats. The oracle.
+
+It reads like the maths. Sums run in index order and each row is computed on its own, so a row's bits never depend on
+what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from operator import add as plus
+from operator import mul
+from typing import Any
+
+from octavo.backends import sampling
+from octavo.backends.list_attention import Scoring, attend
+from octavo.backends.list_pages import ListKVPool, split_heads
+from octavo.backends.ops import NO_SLOT, ForwardBatch, RopeTable, SamplingRow, batch_fields
+from octavo.backends.quantization import QuantizedTensor
+from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import InvalidInput, InvariantBroken
+
+Vector = list[float]
+Matrix = list[Vector]
+Access = tuple[str, int, int, str]  # request, page, position, "read" or "write"
+
+SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+
+
+class ReferenceBackend:
+    """Every op in use, in the standard library. `access_log`, when a list, receives every page access."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self.access_log: list[Access] | None = None
+
+    # ---- values in and out
+
+    def weight(self, name: str, values: Any) -> Any:
+        """A weight handle: nested lists of floats from lists or anything with `tolist`; quantized tensors pass."""
+        if isinstance(values, QuantizedTensor):
+            return values
+        nested = values.tolist() if hasattr(values, "tolist") else values
+        return _floats(nested)
+
+    def to_lists(self, x: Any) -> Any:
+        """Plain nested lists of a backend value."""
+        return x
+
+    def allocate_kv(self, num_pages: int, page_size: int, groups: Sequence[Any]) -> ListKVPool:
+        """An empty page pool for these KV groups."""
+        return ListKVPool(num_pages, page_size, groups)
+
+    def batch(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        query_lens: Sequence[int],
+        page_table: Sequence[Sequence[Sequence[int]]],
+        kv: ListKVPool,
+        *,
+        logit_rows: Sequence[int] | None = None,
+        no_write: Sequence[bool] = (),
+        request_ids: Sequence[str] = (),
+    ) -> ForwardBatch:
+        """A step from plain lists: S sequences of `query_lens` tokens, page tables [G][S][*].
+
+        `logit_rows` defaults to the last token of each sequence; `no_write[r]` says that row r's K/V is already stored.
+        """
+        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write)
+        rows = [stop - 1 for stop in fields["cu_seqlens_q"][1:]] if logit_rows is None else list(logit_rows)
+        return ForwardBatch(**fields, logit_rows=rows, kv=kv, request_ids=tuple(request_ids))
+
+    # ---- row-wise ops
+
+    def embed(self, ids: Sequence[int], table: Any) -> Matrix:
+        """[T], [V, H] -> [T, H]."""
+        if isinstance(table, QuantizedTensor):
+            return [table.row(i) for i in ids]
+        return [list(table[i]) for i in ids]
+
+    def rms_norm(
+        self, x: Matrix, weight: Vector, eps: float, *, residual: Matrix | None = None
+    ) -> tuple[Matrix, Matrix]:
+        """s = x + residual (or x); (rms_norm(s) * weight, s). [T, H]."""
+        s = x if residual is None else self.add(x, residual)
+        return [_rms(row, weight, eps) for row in s], s
+
+    def layer_norm(self, x: Matrix, weight: Vector, bias: Vector | None, eps: float) -> Matrix:
+        """(x - mean) / sqrt(variance + eps) * weight + bias. [T, H]."""
+        return [_layer_norm(row, weight, bias, eps) for row in x]
+
+    def linear(self, x: Matrix, weight: Any, bias: Vector | None = None, *, adapters: None = None) -> Matrix:
+        """x[T, K] @ weight[N, K]^T + bias[N] -> [T, N]."""
+        if isinstance(weight, QuantizedTensor):
+            y = [weight.times(row) for row in x]
+        else:
+            y = [[sum(map(mul, row, w)) for w in weight] for row in x]
+        return y if bias is None else [list(map(plus, row, bias)) for row in y]
+
+    def qk_norm(self, x: Matrix, weight: Vector, eps: float, *, head_dim: int) -> Matrix:
+        """rms_norm of each head. [T, heads * head_dim]."""
+        return [[y for head in split_heads(row, head_dim) for y in _rms(head, weight, eps)] for row in x]
+
+    def gated_activation(self, gate: Matrix, up: Matrix, *, kind: str = "silu") -> Matrix:
+        """act(gate) * up. [T, I]. Raises InvalidInput for an unknown kind."""
+        act = _activation(kind)
+        return [[act(g) * u for g, u in zip(gs, us, strict=True)] for gs, us in zip(gate, up, strict=True)]
+
+    def moe(
+        self,
+        x: Matrix,
+        router: Any,
+        gate: Sequence[Any],
+        up: Sequence[Any],
+        down: Sequence[Any],
+        *,
+        top_k: int,
+        normalize: bool,
+        kind: str = "silu",
+    ) -> Matrix:
+        """Each row through its top_k experts, combined in slot order. [T, H]."""
+        out = []
+        for row, scores in zip(x, self.linear(x, router), strict=True):
+            total = [0.0] * len(row)
+            for expert, share in _route(scores, top_k, normalize):
+                hidden = self.gated_activation(
+                    self.linear([row], gate[expert]), self.linear([row], up[expert]), kind=kind
+                )
+                y = self.linear(hidden, down[expert])[0]
+                total = [a + share * b for a, b in zip(total, y, strict=True)]
+            out.append(total)
+        return out
+
+    def add(self, x: Matrix, y: Matrix) -> Matrix:
+        """x + y."""
+        return [list(map(plus, a, b)) for a, b in zip(x, y, strict=True)]
+
+    def scale(self, x: Matrix, s: float) -> Matrix:
+        """x * s."""
+        return [[v * s for v in row] for row in x]
+
+    def select_rows(self, x: Matrix, batch: ForwardBatch) -> Matrix:
+        """Rows batch.logit_rows: [T, H] -> [R, H]."""
+        return [x[i] for i in batch.logit_rows]
+
+    def logits(self, x: Matrix, weight: Any, *, soft_cap: float = 0.0) -> Matrix:
+        """x[R, H] @ weight[V, H]^T, soft-capped -> [R, V]."""
+        y = self.linear(x, weight)
+        return [[soft_cap * math.tanh(v / soft_cap) for v in row] for row in y] if soft_cap else y
+
+    # ---- positions and pages
+
+    def rope(
+        self, q: Matrix, k: Matrix, batch: ForwardBatch, *, rope: RopeTable, head_dim: int
+    ) -> tuple[Matrix, Matrix]:
+        """Rotate every head of q[T, Q] and k[T, KV] by its token's position."""
+        turns = batch.cache.get(rope)
+        if turns is None:
+            turns = batch.cache[rope] = [_turns(position, rope) for position in batch.positions]
+        return _rotate(q, turns, head_dim), _rotate(k, turns, head_dim)
+
+    def write_kv(self, k: Matrix, v: Matrix, batch: ForwardBatch, *, layer: int) -> None:
+        """Store k[T, KV] and v[T, KV] of one layer at slot_mapping."""
+        pool: ListKVPool = batch.kv
+        group, index = pool.where[layer]
+        key_group = pool.groups[group]
+        for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q)):
+            for t in range(start, stop):
+                slot = batch.slot_mapping[group][t]
+                if slot == NO_SLOT:
+                    continue
+                page, offset = divmod(slot, pool.page_size)
+                pool.lanes(page, index)[offset] = (
+                    split_heads(k[t], key_group.k_dim),
+                    split_heads(v[t], key_group.v_dim),
+                )
+                self._log(batch, row, page, batch.positions[t], "write")
+
+    def attention(
+        self,
+        q: Matrix,
+        batch: ForwardBatch,
+        *,
+        layer: int,
+        scale: float,
+        window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: Sequence[float] | None = None,
+        head_dim: int,
+    ) -> Matrix:
+        """softmax(scale * q . k) . v over each row's visible positions, read from pages. [T, Q] -> [T, heads * v_dim]."""
+        scoring = Scoring(scale, window, soft_cap, sinks)
+        out: Matrix = []
+        for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q)):
+            if start == stop:
+                continue
+            first = scoring.first_visible(batch.positions[start])
+            lanes = self._read_lanes(batch, row, layer, first, batch.positions[stop - 1] + 1)
+            for t in range(start, stop):
+                heads = split_heads(q[t], head_dim)
+                out.append(attend(heads, batch.positions[t], first, lanes, scoring))
+        return out
+
+    def copy_pages(self, kv: ListKVPool, pairs: Sequence[tuple[int, int]]) -> None:
+        """Page source to page target, for each (source, target)."""
+        for source, target in pairs:
+            kv.copy_page(source, target)
+
+    def move_slots(self, kv: ListKVPool, moves: Sequence[tuple[int, int]]) -> None:
+        """Slot source to slot target, in order."""
+        for source, target in moves:
+            kv.move_slot(source, target)
+
+    # ---- sampling: the definitions are in sampling.py
+
+    def process_logits(self, logits: Matrix, rows: Sequence[SamplingRow]) -> Matrix:
+        """New logits after bias, bans and penalties. [R, V]."""
+        return [sampling.process_row(row, wanted) for row, wanted in zip(logits, rows, strict=True)]
+
+    def sample(self, logits: Matrix, rows: Sequence[SamplingRow]) -> list[int]:
+        """One id per row. Raises RowError naming the rows from which nothing can be drawn."""
+        return sampling.sample(logits, rows)
+
+    def logprobs(
+        self, logits: Matrix, ids: Sequence[int], k: Sequence[int], chosen: Sequence[Sequence[int]]
+    ) -> list[TokenLogprobs]:
+        """Logprobs of ids[r], of the k[r] most likely and of chosen[r], from raw logits."""
+        return [sampling.logprobs_row(*row) for row in zip(logits, ids, k, chosen, strict=True)]
+
+    # ---- inside
+
+    def _read_lanes(self, batch: ForwardBatch, row: int, layer: int, first: int, stop: int) -> list[Any]:
+        """(key, value) by head of positions first .. stop - 1 of one sequence."""
+        group, index = batch.kv.where[layer]
+        pages, size = batch.page_table[group][row], batch.kv.page_size
+        lanes: list[Any] = []
+        for place in range(first // size, (stop - 1) // size + 1):
+            low, high = max(first - place * size, 0), min(stop - place * size, size)
+            lanes += batch.kv.lanes(pages[place], index)[low:high]
+            if self.access_log is not None:
+                for offset in range(low, high):
+                    self._log(batch, row, pages[place], place * size + offset, "read")
+        if None in lanes:
+            missing = first + lanes.index(None)
+            raise InvariantBroken(f"position {missing} of sequence {row} is read but was never written")
+        return lanes
+
+    def _log(self, batch: ForwardBatch, row: int, page: int, position: int, kind: str) -> None:
+        if self.access_log is not None:
+            request = batch.request_ids[row] if batch.request_ids else ""
+            self.access_log.append((request, page, position, kind))
+
+
+def _floats(values: Any) -> Any:
+    if values and isinstance(values[0], (list, tuple)):
+        return [_floats(row) for row in values]
+    return [float(v) for v in values]
+
+
+def _rms(row: Sequence[float], weight: Vector, eps: float) -> Vector:
+    inverse = 1.0 / math.sqrt(sum(map(mul, row, row)) / len(row) + eps)
+    return [v * inverse * w for v, w in zip(row, weight, strict=True)]
+
+
+def _layer_norm(row: Vector, weight: Vector, bias: Vector | None, eps: float) -> Vector:
+    mean = sum(row) / len(row)
+    centred = [v - mean for v in row]
+    inverse = 1.0 / math.sqrt(sum(map(mul, centred, centred)) / len(row) + eps)
+    y = [v * inverse * w for v, w in zip(centred, weight, strict=True)]
+    return y if bias is None else list(map(plus, y, bias))
+
+
+def _silu(g: float) -> float:
+    if g < -700.0:  # exp(-g) would overflow; the limit is -0.0
+        return -0.0
+    return g / (1.0 + math.exp(-g))
+
+
+def _gelu_tanh(g: float) -> float:
+    return 0.5 * g * (1.0 + math.tanh(SQRT_2_OVER_PI * (g + 0.044715 * g * g * g)))
+
+
+ACTIVATIONS: Mapping[str, Any] = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+def _activation(kind: str) -> Any:
+    if kind not in ACTIVATIONS:
+        raise InvalidInput("kind", kind, f"known activations: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[kind]
+
+
+def _route(scores: Vector, top_k: int, normalize: bool) -> Iterator[tuple[int, float]]:
+    """(expert, share), the most likely first, ties by lower id."""
+    top = max(scores)
+    weights = [math.exp(s - top) for s in scores]
+    order = sorted(range(len(scores)), key=lambda e: (-scores[e], e))[:top_k]
+    total = sum(weights[e] for e in order) if normalize else sum(weights)
+    return ((e, weights[e] / total) for e in order)
+
+
+def _turns(position: int, rope: RopeTable) -> tuple[Vector, Vector]:
+    angles = [position * frequency for frequency in rope.inv_freq]
+    factor = rope.attention_factor
+    return [math.cos(a) * factor for a in angles], [math.sin(a) * factor for a in angles]
+
+
+def _rotate(x: Matrix, turns: Sequence[tuple[Vector, Vector]], head_dim: int) -> Matrix:
+    return [
+        [y for head in split_heads(row, head_dim) for y in _rotate_head(head, cos, sin)]
+        for row, (cos, sin) in zip(x, turns, strict=True)
+    ]
+
+
+def _rotate_head(head: Vector, cos: Vector, sin: Vector) -> Vector:
+    half = len(cos)
+    low, high, rest = head[:half], head[half : 2 * half], head[2 * half :]
+    first = [a * c - b * s for a, b, c, s in zip(low, high, cos, sin, strict=True)]
+    second = [b * c + a * s for a, b, c, s in zip(low, high, cos, sin, strict=True)]
+    return first + second + rest

@@ -1,0 +1,179 @@
+"""Sampling of one row of logits in the standard library: the definition that every backend follows.
+
+Order: logit bias; allowed, banned and end ids; grammar mask; repetition, frequency and presence penalties
+(`process_row`); temperature; candidates by (logit descending, id ascending), cut by top_k, then top_p, then min_p; noise
+(`sample_row`). A banned token's logit is -inf and it can never be chosen. Logprobs come from the raw logits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from octavo.backends.ops import SamplingRow
+from octavo.backends.random import GUMBEL_MAX, GUMBEL_MIN, MASK32, gumbel, philox4x32
+from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import InvalidInput, RowError
+
+BANNED = -math.inf
+REACH = GUMBEL_MAX - GUMBEL_MIN  # a candidate further behind the best one than this cannot win
+
+Candidate = tuple[float, int]  # (logit - largest logit) / temperature, token id
+
+
+def is_plain(wanted: SamplingRow) -> bool:
+    """True when `process_row` would change nothing."""
+    p = wanted.params
+    bans = p.banned_token_ids or wanted.banned_now or p.allowed_token_ids is not None or wanted.grammar_mask is not None
+    penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+    return not (p.logit_bias or bans or penalties)
+
+
+def banned_ids(wanted: SamplingRow) -> tuple[int, ...]:
+    """The ids that the row forbids by name."""
+    return (*wanted.params.banned_token_ids, *wanted.banned_now)
+
+
+def check_ids(field: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidInput for a token id outside the vocabulary."""
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidInput(field, token_id, f"token ids are 0 to {vocab_size - 1}")
+
+
+def grammar_allows(mask: bytes, token_id: int) -> bool:
+    """Whether the mask has the bit of this id set."""
+    return token_id >> 3 < len(mask) and bool(mask[token_id >> 3] >> (token_id & 7) & 1)
+
+
+def penalised(logit: float, wanted: SamplingRow, token_id: int) -> float:
+    """A logit after the penalties of a token that occurred in the prompt or the output.
+
+    Repetition divides a positive logit and multiplies a negative one; frequency subtracts once per output occurrence,
+    presence once if there is any.
+    """
+    p = wanted.params
+    logit = logit / p.repetition_penalty if logit > 0.0 else logit * p.repetition_penalty
+    count = wanted.output_counts.get(token_id, 0)
+    return logit - count * p.frequency_penalty - (p.presence_penalty if count > 0 else 0.0)
+
+
+def process_row(logits: list[float], wanted: SamplingRow) -> list[float]:
+    """A row after bias, bans and penalties: [V]. The row itself when nothing is asked of it.
+
+    Raises InvalidInput for an id outside the vocabulary.
+    """
+    if is_plain(wanted):
+        return logits
+    row, p = list(logits), wanted.params
+    check_ids("logit_bias", p.logit_bias, len(row))
+    for token_id, bias in p.logit_bias.items():
+        row[token_id] += bias
+    _ban(row, wanted)
+    for token_id in {**wanted.prompt_counts, **wanted.output_counts}:
+        row[token_id] = penalised(row[token_id], wanted, token_id)
+    return row
+
+
+def _ban(row: list[float], wanted: SamplingRow) -> None:
+    allowed, mask = wanted.params.allowed_token_ids, wanted.grammar_mask
+    if allowed is not None:
+        check_ids("allowed_token_ids", allowed, len(row))
+        kept = {i: row[i] for i in allowed}
+        row[:] = [BANNED] * len(row)
+        for token_id, logit in kept.items():
+            row[token_id] = logit
+    check_ids("banned_token_ids", banned_ids(wanted), len(row))
+    for token_id in banned_ids(wanted):
+        row[token_id] = BANNED
+    if mask is not None:
+        row[:] = [logit if grammar_allows(mask, i) else BANNED for i, logit in enumerate(row)]
+
+
+def sample(logits: Sequence[Sequence[float]], rows: Sequence[SamplingRow]) -> list[int]:
+    """One id per row. Raises RowError naming the rows (indices into `rows`) from which nothing can be drawn."""
+    ids = [sample_row(row, wanted) for row, wanted in zip(logits, rows, strict=True)]
+    refuse_undrawable(ids)
+    return [i for i in ids if i is not None]
+
+
+def refuse_undrawable(ids: Sequence[int | None]) -> None:
+    """Raises RowError when a row has no id."""
+    bad = [index for index, token_id in enumerate(ids) if token_id is None]
+    if bad:
+        raise RowError(bad, "no token can be drawn: every token is banned, or a logit is not a number")
+
+
+def sample_row(logits: Sequence[float], wanted: SamplingRow) -> int | None:
+    """The id drawn from one row of processed logits; None when all are -inf or one is NaN."""
+    if any(v != v for v in logits):
+        return None
+    top = max(logits)
+    if top == BANNED:
+        return None
+    if wanted.params.temperature == 0.0:
+        return list(logits).index(top)
+    return draw(candidates(logits, top, wanted), wanted)
+
+
+def candidates(logits: Sequence[float], top: float, wanted: SamplingRow) -> list[Candidate]:
+    """What may be drawn. With top_k, top_p or min_p: ordered by (logit descending, id ascending) and cut."""
+    p = wanted.params
+    if top == math.inf:  # infinitely likely: they share the place of the largest
+        logits, top = [0.0 if v == math.inf else BANNED for v in logits], 0.0
+    if p.top_k <= 0 and p.top_p >= 1.0 and p.min_p <= 0.0:
+        all_of_them = ((v - top) / p.temperature for v in logits)
+        return [(z, i) for i, z in enumerate(all_of_them) if z >= -REACH]
+    order = sorted((i for i, v in enumerate(logits) if v != BANNED), key=lambda i: (-logits[i], i))
+    if p.top_k > 0:
+        order = order[: p.top_k]
+    ordered = [((logits[i] - top) / p.temperature, i) for i in order]
+    return cut(ordered, p.top_p, p.min_p)
+
+
+def cut(ordered: list[Candidate], top_p: float, min_p: float) -> list[Candidate]:
+    """The shortest prefix whose probability reaches top_p, without what is less likely than min_p times the likeliest."""
+    weights = [math.exp(z) for z, _ in ordered]
+    kept = len(ordered)
+    if top_p < 1.0:
+        enough, reached, kept = top_p * sum(weights), 0.0, 0
+        while kept < len(ordered) and (kept == 0 or reached < enough):
+            reached += weights[kept]
+            kept += 1
+    return [pair for pair, weight in zip(ordered[:kept], weights, strict=False) if weight >= min_p]
+
+
+def draw(survivors: Sequence[Candidate], wanted: SamplingRow) -> int:
+    """The id with the largest score + Gumbel noise, the lowest on ties: a draw from softmax(score)."""
+    noise = gumbels(wanted, [i for _, i in survivors])
+    best = max((z + g, -i) for (z, i), g in zip(survivors, noise, strict=True))
+    return -best[1]
+
+
+def gumbels(wanted: SamplingRow, ids: Sequence[int]) -> Iterator[float]:
+    """The Gumbel noise of each id in the row's coordinates: `random.noise_bits`, one Philox call per four ids."""
+    key = (wanted.seed & MASK32, wanted.seed >> 32 & MASK32)
+    rest = (wanted.output_index & MASK32, wanted.choice & MASK32, wanted.purpose & MASK32)
+    calls: dict[int, tuple[int, int, int, int]] = {}
+    for token_id in ids:
+        call = token_id >> 2
+        if call not in calls:
+            calls[call] = philox4x32((call, *rest), key)
+        yield gumbel(calls[call][token_id & 3])
+
+
+def logprobs_row(logits: Sequence[float], token_id: int, k: int, chosen: Sequence[int]) -> TokenLogprobs:
+    """Log-softmax of one row of raw logits: of its token, of the k most likely (ties: lower id), of `chosen`."""
+    top = max(logits)
+    normaliser = top + math.log(sum(math.exp(v - top) for v in logits))
+    mine = logits[token_id]
+    rank = 1 + sum(v > mine for v in logits) + sum(v == mine for v in logits[:token_id])
+    best = heapq.nsmallest(k, range(len(logits)), key=lambda i: (-logits[i], i)) if k > 0 else []
+    return TokenLogprobs(
+        token_id,
+        mine - normaliser,
+        rank,
+        tuple((i, logits[i] - normaliser) for i in best),
+        tuple((i, logits[i] - normaliser) for i in chosen),
+    )
