@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from octavo.core.errors import InvalidInput, InvariantBroken
+from octavo.core.errors import InvalidInput, InvariantBroken, UseAfterRelease
+from octavo.core.kv_groups import KVGroup
 
 Heads = Sequence[Sequence[float]]  # one token of one layer: [kv heads][dim]
 Lane = tuple[Heads, Heads] | None  # key and value of one slot; None: never written
@@ -18,7 +18,7 @@ class ListKVPool:
     a token's key is its layers x heads x dim, flattened; through `lanes` it is one layer, by head.
     """
 
-    def __init__(self, num_pages: int, page_size: int, groups: Sequence[Any]) -> None:
+    def __init__(self, num_pages: int, page_size: int, groups: Sequence[KVGroup]) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.groups = tuple(groups)
@@ -39,18 +39,18 @@ class ListKVPool:
             self.lanes(page, index)[offset] = lane
 
     def read(self, page: int, offset: int) -> tuple[list[float], list[float]]:
-        """One token's key and value, all layers flattened. Raises InvariantBroken for a slot never written."""
+        """One token's key and value, all layers flattened. Raises UseAfterRelease if there are none."""
         lanes = [layer[offset] for layer in self._page(page)]
         written = [lane for lane in lanes if lane is not None]
         if not written:
-            raise InvariantBroken(f"page {page} slot {offset} is read but was never written")
+            raise UseAfterRelease(f"page {page}, slot {offset} holds no key and value")
         key = [x for lane in written for head in lane[0] for x in head]
         value = [x for lane in written for head in lane[1] for x in head]
         return key, value
 
-    def copy_page(self, source: int, target: int) -> None:
-        """All slots of page `source` to page `target`."""
-        self._page(target)[:] = [list(layer) for layer in self._page(source)]
+    def copy_page(self, src: int, dst: int) -> None:
+        """All slots of page `src` to page `dst`."""
+        self._page(dst)[:] = [list(layer) for layer in self._page(src)]
 
     def move_slot(self, source: int, target: int) -> None:
         """All layers of slot `source` (page * page_size + offset) to slot `target`."""
@@ -71,14 +71,14 @@ class ListKVPool:
         return self._pages[page]
 
     def _split(self, flat: Sequence[float], heads: int, dim: int) -> list[list[list[float]]]:
-        if len(flat) != self._depth * heads * dim:
+        if len(flat) % (heads * dim) or not 0 < len(flat) <= self._depth * heads * dim:
             remedy = f"give {self._depth} layers x {heads} heads x {dim} values, flattened"
             raise InvalidInput("key or value", f"{len(flat)} values", remedy)
         rows = split_heads(flat, dim)
         return [rows[i : i + heads] for i in range(0, len(rows), heads)]
 
 
-def layer_map(groups: Sequence[Any]) -> dict[int, tuple[int, int]]:
+def layer_map(groups: Sequence[KVGroup]) -> dict[int, tuple[int, int]]:
     """layer -> (group, index within the group)."""
     return {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
 

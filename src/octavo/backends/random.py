@@ -47,7 +47,8 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
 def noise_bits(seed: int, choice: int, output_index: int, token_id: int, purpose: int = 0) -> int:
     """The 32 random bits of one coordinate. The low 64 bits of the seed are the key.
 
-    Four neighbouring ids share a Philox call: counter (token_id // 4, output_index, choice, purpose), word token_id % 4.
+    Four neighbouring ids share a Philox call:
+    counter (token_id // 4, output_index, choice, purpose), word token_id % 4.
     """
     counter = (token_id >> 2, output_index & MASK32, choice & MASK32, purpose & MASK32)
     return philox4x32(counter, (seed & MASK32, seed >> 32 & MASK32))[token_id & 3]

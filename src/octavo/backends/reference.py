@@ -191,7 +191,7 @@ class ReferenceBackend:
         sinks: Sequence[float] | None = None,
         head_dim: int,
     ) -> Matrix:
-        """softmax(scale * q . k) . v over each row's visible positions, read from pages. [T, Q] -> [T, heads * v_dim]."""
+        """softmax(scale * q . k) . v over each row's visible positions, read from pages. [T, Q] -> [T, Q]."""
         scoring = Scoring(scale, window, soft_cap, sinks)
         out: Matrix = []
         for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q)):

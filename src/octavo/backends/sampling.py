@@ -1,8 +1,8 @@
 """Sampling of one row of logits in the standard library: the definition that every backend follows.
 
 Order: logit bias; allowed, banned and end ids; grammar mask; repetition, frequency and presence penalties
-(`process_row`); temperature; candidates by (logit descending, id ascending), cut by top_k, then top_p, then min_p; noise
-(`sample_row`). A banned token's logit is -inf and it can never be chosen. Logprobs come from the raw logits.
+(`process_row`); temperature; candidates by (logit descending, id ascending), cut by top_k, then top_p, then min_p;
+noise (`sample_row`). A banned token's logit is -inf and it can never be chosen. Logprobs come from the raw logits.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def candidates(logits: Sequence[float], top: float, wanted: SamplingRow) -> list
 
 
 def cut(ordered: list[Candidate], top_p: float, min_p: float) -> list[Candidate]:
-    """The shortest prefix whose probability reaches top_p, without what is less likely than min_p times the likeliest."""
+    """The shortest prefix whose probability reaches top_p, less what is below min_p times the likeliest."""
     weights = [math.exp(z) for z, _ in ordered]
     kept = len(ordered)
     if top_p < 1.0:
