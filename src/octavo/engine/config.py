@@ -1,0 +1,71 @@
+"""How an engine is set up. Command-line flags take their default and help from these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.core.errors import InvalidInput
+from octavo.engine.memory import parse_size
+
+__all__ = ["EngineConfig"]
+
+MAX_DEFAULT_CONTEXT = 8192
+FORMATS = ("fp32",)
+BACKENDS = ("auto", "numpy", "reference")
+
+
+def _flag(default: Any, text: str) -> Any:
+    """A dataclass field that documents itself."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Model, memory and budgets of one engine. Raises ``InvalidInput`` for a value out of range."""
+
+    model: str = _flag("smollm2-135m-instruct", "Known name, hub id, folder, or .gguf file.")
+    backend: str = _flag("auto", "Who runs the ops: auto, numpy or reference.")
+    format: str = _flag("fp32", "Weight format while running; fp32 is exact.")
+    page_size: int = _flag(16, "Tokens in one KV page.")
+    kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")
+    memory_fraction: float = _flag(0.8, "Most of the available memory that the whole engine may take.")
+    max_seq_len: int = _flag(0, f"Longest prompt plus output; 0: the model's limit, at most {MAX_DEFAULT_CONTEXT}.")
+    max_running_requests: int = _flag(64, "Most sequences in one step.")
+    max_batched_tokens: int = _flag(512, "Most tokens in one step.")
+    max_prefill_chunk: int = _flag(256, "Most tokens of one prompt in one step.")
+    policy: str = _flag("fcfs", "Order of service: fcfs (first come) or priority.")
+    prefix_cache: bool = _flag(True, "Keep the keys and values of finished prefixes for later requests.")
+    threads: int = _flag(0, "Threads of the numeric library; 0: all cores.")
+    seed: int = _flag(0, "Where the seeds of requests without one come from; 0: different in every run.")
+    offline: bool = _flag(False, "Never touch the network.")
+    cache_dir: str = _flag("", "Folder of downloaded models; empty: the user's cache.")
+    audit: bool = _flag(False, "Check every page after every step (slow; for finding bugs).")
+
+    def __post_init__(self) -> None:
+        _one_of("backend", self.backend, BACKENDS)
+        if self.format not in FORMATS:
+            raise InvalidInput("format", self.format, "fp32, the exact path, is the only format so far")
+        for name in ("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("max_seq_len", "threads", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        if not 0 < self.memory_fraction <= 1:
+            raise InvalidInput("memory_fraction", self.memory_fraction, "give a number above 0 and at most 1")
+        if self.kv_memory != "":
+            parse_size(self.kv_memory, "kv_memory")
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """``kv_memory`` in bytes, or None."""
+        return None if self.kv_memory == "" else parse_size(self.kv_memory, "kv_memory")
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidInput(name, value, "use one of " + ", ".join(allowed))
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidInput(name, value, f"give a whole number of at least {least}")

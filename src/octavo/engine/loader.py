@@ -1,0 +1,210 @@
+"""From a model's name to an engine that can run: files, configuration, tokenizer, weights on a backend, pages."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.backends import create_backend
+from octavo.core.scheduler import SchedulerConfig
+from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.fixture import load_fixture
+from octavo.engine.identity import model_digest
+from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, plan_memory
+from octavo.engine.parts import ModelParts, build_core, check_tensors, parts_from_fixture
+from octavo.models.config import ModelConfig
+from octavo.models.registry import build_model
+
+__all__ = ["LoadedEngine", "load_engine", "load_parts", "plan_for", "scheduling_for"]
+
+DEFAULT_KV_CAP = 4 << 30  # bytes of pages that nobody asked for
+_BYTES_PER_VALUE = {"reference": 32}  # a float object and its pointer; others: float32
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """An engine with the model it runs and the plan that it keeps to."""
+
+    config: EngineConfig
+    parts: ModelParts
+    plan: MemoryPlan
+    core: EngineCore
+    max_seq_len: int
+    context_limit: int
+
+
+def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
+    """Resolve, check that it fits, load, and build. ``say`` gets the memory plan and progress, line by line.
+
+    Raises ``InvalidInput`` (unknown model, unsupported configuration, wrong tensors, too little memory) before
+    anything large is allocated, and whatever the model store raises for a model that cannot be fetched.
+    """
+    _limit_threads(config.threads)
+    source = _open(config)
+    try:
+        plan, max_seq_len = _plan(config, source)
+        say(plan.describe())
+        parts = source.load(config)
+    finally:
+        source.close()
+    core = build_core(
+        parts,
+        num_pages=plan.num_pages,
+        page_size=config.page_size,
+        scheduling=scheduling_for(config, max_seq_len),
+        prefix_cache=config.prefix_cache,
+        seed_source=_seed_source(config.seed),
+        audit=config.audit,
+    )
+    return LoadedEngine(config, parts, plan, core, max_seq_len, parts.config.max_position_embeddings)
+
+
+def load_parts(config: EngineConfig) -> ModelParts:
+    """The model alone, without pages or scheduler."""
+    source = _open(config)
+    try:
+        return source.load(config)
+    finally:
+        source.close()
+
+
+def scheduling_for(config: EngineConfig, max_seq_len: int) -> SchedulerConfig:
+    """The scheduler's share of an engine configuration."""
+    return SchedulerConfig(
+        max_batched_tokens=config.max_batched_tokens,
+        max_running_requests=config.max_running_requests,
+        max_prefill_chunk=config.max_prefill_chunk,
+        max_seq_len=max_seq_len,
+        policy=config.policy,
+    )
+
+
+def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: int) -> MemoryPlan:
+    """The memory plan of a model (``octavo.models`` object) on a backend. Raises ``InvalidInput`` if it cannot fit."""
+    width = _BYTES_PER_VALUE.get(backend_name, 4)
+    c: ModelConfig = model.config
+    groups = model.kv_groups()
+    widest = max(c.intermediate_size, c.moe_intermediate_size * c.experts_per_token, c.num_heads * c.head_dim)
+    tokens, rows = config.max_batched_tokens, config.max_batched_tokens + config.max_running_requests
+    needs = MemoryNeeds(
+        weights=width * sum(math.prod(shape) for shape in model.weight_shapes().values()),
+        activations=width * tokens * (4 * c.hidden_size + 3 * widest),
+        workspace=width * min(rows, config.max_running_requests * 3) * c.vocab_size,
+        page_bytes=groups[0].page_bytes(config.page_size) * width // 4,
+    )
+    return plan_memory(
+        needs,
+        page_size=config.page_size,
+        num_groups=len(groups),
+        max_seq_len=max_seq_len,
+        max_sequences=config.max_running_requests,
+        kv_memory=config.kv_bytes,
+        memory_fraction=config.memory_fraction,
+        default_cap=DEFAULT_KV_CAP,
+        available=available_memory(),
+    )
+
+
+def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int]:
+    model_config = ModelConfig.from_dict(source.config)
+    limit = model_config.max_position_embeddings
+    max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
+    backend_name = create_backend(config.backend).name
+    return plan_for(config, build_model(model_config), backend_name, max_seq_len), max_seq_len
+
+
+class _Source:
+    """Where a model comes from: its configuration at once, its weights when they fit."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+
+    def load(self, config: EngineConfig) -> ModelParts:
+        """The model with its weights on the backend that ``config`` names."""
+        raise TypeError("a source loads in its own way")
+
+    def close(self) -> None:
+        """Give the files back."""
+
+
+class _FixtureSource(_Source):
+    def __init__(self, path: Path) -> None:
+        self.fixture = load_fixture(path)
+        super().__init__(self.fixture.config)
+
+    def load(self, config: EngineConfig) -> ModelParts:
+        return parts_from_fixture(self.fixture, backend=config.backend)
+
+
+class _FileSource(_Source):
+    """A folder or a GGUF file, through ``octavo.weights``."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        from octavo.weights.names import open_weights
+
+        self.name, self.path = name, path
+        self.weights = open_weights(path)
+        super().__init__(self.weights.config)
+
+    def load(self, config: EngineConfig) -> ModelParts:
+        model_config = ModelConfig.from_dict(self.config)
+        model, backend = build_model(model_config), create_backend(config.backend)
+        shapes = {name: self.weights.info(name).shape for name in self.weights.names()}
+        expected = model.weight_shapes()
+        check_tensors(shapes, expected, model_config.tie_word_embeddings)
+        handles = {name: backend.weight(name, model.prepare(name, self.weights.read(name))) for name in expected}
+        return ModelParts(
+            name=self.name,
+            config=model_config,
+            model=model,
+            backend=backend,
+            weights=handles,
+            tokenizer=self._tokenizer(),
+            digest=model_digest(self.config, self._identity()),
+            weight_format=config.format,
+            weight_bytes=4 * sum(math.prod(shape) for shape in expected.values()),
+        )
+
+    def _tokenizer(self) -> Any:
+        from octavo.tokenizers.load import from_folder, from_gguf_metadata
+
+        return from_folder(self.path) if self.path.is_dir() else from_gguf_metadata(self.weights.metadata)
+
+    def _identity(self) -> dict[str, Any]:
+        """Stored shapes and types, and which files they are: enough to tell models apart on one machine."""
+        files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        stats = {str(file): [os.stat(file).st_size, os.stat(file).st_mtime_ns] for file in files if file.is_file()}
+        infos = {name: self.weights.info(name) for name in self.weights.names()}
+        return {"files": stats, "tensors": {name: [list(i.shape), i.dtype] for name, i in infos.items()}}
+
+    def close(self) -> None:
+        self.weights.close()
+
+
+def _open(config: EngineConfig) -> _Source:
+    if config.model.endswith(".json"):
+        return _FixtureSource(Path(config.model))
+    from octavo.weights.store import ModelStore
+
+    found = ModelStore(config.cache_dir or None, config.offline).resolve(config.model)
+    return _FileSource(found.name, found.path)
+
+
+def _seed_source(seed: int) -> Callable[[], int]:
+    """Seeds for requests that bring none: a sequence fixed by ``seed``, or a different one in every run for 0."""
+    rng = random.Random(seed) if seed else random.SystemRandom()
+    return lambda: rng.getrandbits(63)
+
+
+def _limit_threads(threads: int) -> None:
+    if not threads:
+        return
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, str(threads))

@@ -1,0 +1,188 @@
+"""The memory plan: what an engine will hold, added up before anything large is allocated, printed, and kept to."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.core.errors import InvalidInput
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+
+
+def parse_size(value: str | int, field: str = "size") -> int:
+    """Bytes of ``"512MiB"``, ``"2GB"``, ``"1.5g"`` or a plain number. Raises ``InvalidInput``."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise InvalidInput(field, value, "give a number of bytes, such as 512MiB or 2GB")
+    number, unit, binary = match.groups()
+    power = "bkmgt".index(unit.lower() or "b")
+    size = int(float(number) * (1024**power if binary else _UNITS[unit.lower()]))
+    if size < 1:
+        raise InvalidInput(field, value, "give at least one byte")
+    return size
+
+
+def show_size(size: int) -> str:
+    """``size`` bytes for people, in binary units."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(size) >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that a new process could still take: the least of what the machine and the control groups leave.
+
+    None where the machine does not say. Page cache that can be dropped counts as free. ``root`` is for tests.
+    """
+    limits = [_machine_available(root), *_group_available(root)]
+    known = [limit for limit in limits if limit is not None]
+    return max(0, min(known)) if known else None
+
+
+def _machine_available(root: Path) -> int | None:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group_available(root: Path) -> list[int | None]:
+    """Room left under the limit of this process's control group and each of its parents."""
+    rooms: list[int | None] = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            rooms.append(_room(base.joinpath(*parts[:depth])))
+    return rooms
+
+
+def _room(folder: Path) -> int | None:
+    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
+    if limit is None or used is None or limit >= 1 << 60:
+        return None
+    names = ("inactive_file ", "total_inactive_file ")
+    droppable = [int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(names)]
+    return limit - used + max(droppable, default=0)
+
+
+def _number(path: Path) -> int | None:
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+@dataclass(frozen=True)
+class MemoryNeeds:
+    """What a model takes on a backend, in bytes; the KV pages are what is chosen to fit beside it."""
+
+    weights: int
+    activations: int  # the largest step's rows through the widest layer
+    workspace: int  # logits of the largest step, as given and as processed
+    page_bytes: int  # one page: all layers of its group, keys and values
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What an engine holds, in bytes. Nothing that it allocates later exceeds it."""
+
+    needs: MemoryNeeds
+    num_pages: int
+    page_size: int
+    num_groups: int
+    available: int | None
+    budget: int | None
+
+    @property
+    def kv(self) -> int:
+        """Bytes of the page pool."""
+        return self.num_pages * self.needs.page_bytes
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.needs.weights + self.kv + self.needs.activations + self.needs.workspace
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens whose keys and values fit at once (each takes a place in a page of every group)."""
+        return self.num_pages // self.num_groups * self.page_size
+
+    def describe(self) -> str:
+        """The plan for people, one line a part."""
+        rows = [
+            ("weights", self.needs.weights, ""),
+            ("KV cache", self.kv, f"{self.num_pages} pages of {self.page_size}: {self.capacity_tokens} tokens"),
+            ("activations", self.needs.activations, ""),
+            ("workspace", self.needs.workspace, ""),
+            ("total", self.total, "" if self.available is None else f"of {show_size(self.available)} available"),
+        ]
+        lines = [f"  {name:<12}{show_size(size):>11}  {note}".rstrip() for name, size, note in rows]
+        return "\n".join(["memory plan", *lines])
+
+
+def plan_memory(
+    needs: MemoryNeeds,
+    *,
+    page_size: int,
+    num_groups: int,
+    max_seq_len: int,
+    max_sequences: int,
+    kv_memory: int | None,
+    memory_fraction: float,
+    default_cap: int,
+    available: int | None,
+) -> MemoryPlan:
+    """Choose the number of KV pages.
+
+    With ``kv_memory`` (bytes): that many bytes of pages. Otherwise enough for ``max_sequences`` full sequences, but at
+    most ``default_cap`` bytes and what ``memory_fraction`` of ``available`` leaves. One full sequence must fit.
+    Raises ``InvalidInput`` with the numbers when it does not, or when the whole exceeds the budget.
+    """
+    budget = None if available is None else int(available * memory_fraction)
+    fixed = needs.weights + needs.activations + needs.workspace
+    one_sequence = math.ceil(max_seq_len / page_size) * num_groups
+    if kv_memory is not None:
+        pages = kv_memory // needs.page_bytes
+    else:
+        # a full sequence may continue inside a shared page: one page a group more than it fills
+        wanted = min((one_sequence + num_groups) * max_sequences, max(default_cap // needs.page_bytes, one_sequence))
+        left = wanted if budget is None else (budget - fixed) // needs.page_bytes
+        pages = max(0, min(wanted, left))
+    plan = MemoryPlan(needs, pages, page_size, num_groups, available, budget)
+    _check(plan, one_sequence, max_seq_len, kv_memory)
+    return plan
+
+
+def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int | None) -> None:
+    smallest = one_sequence * plan.needs.page_bytes
+    if kv_memory is not None and plan.num_pages < one_sequence:
+        remedy = f"one sequence of max_seq_len={max_seq_len} needs {show_size(smallest)}; give that, or lower max_seq_len"
+        raise InvalidInput("kv_memory", kv_memory, remedy)
+    fixed = plan.total - plan.kv
+    needed = max(plan.total, fixed + smallest)
+    if plan.budget is not None and needed > plan.budget:
+        needs = plan.needs
+        remedy = (
+            f"weights {show_size(needs.weights)} + KV {show_size(max(plan.kv, smallest))} + activations "
+            f"{show_size(needs.activations)} + workspace {show_size(needs.workspace)} = {show_size(needed)} do not fit in "
+            f"{show_size(plan.budget)}; lower max_seq_len or max_batched_tokens, take a smaller model, or free memory"
+        )
+        raise InvalidInput("memory", f"{show_size(plan.available or 0)} available", remedy)

@@ -1,0 +1,150 @@
+"""What an engine measures of itself: times of each request, use of each step, pages held.
+
+TTFT is first token minus submission; TPOT is the mean gap between the tokens of a choice after its first; throughput
+counts output tokens only; batch utilization is scheduled tokens over the token budget of the steps that ran.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.core.batch import ScheduleDecision
+from octavo.core.events import EventKind, TokenEvent
+
+_KEPT_REQUESTS = 4096
+_KEPT_STEPS = 65536
+
+
+@dataclass
+class RequestTimes:
+    """Times of one request, in seconds of the engine's clock."""
+
+    submitted: float
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    choices: set[int] = field(default_factory=set)
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to first token."""
+        return None if self.first_token is None else self.first_token - self.submitted
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per output token after each choice's first."""
+        gaps = self.num_output_tokens - len(self.choices)
+        if self.first_token is None or self.last_token is None or gaps < 1:
+            return None
+        # choices run side by side: the span of the request covers the gaps of each
+        return (self.last_token - self.first_token) * len(self.choices) / gaps
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of the timeline."""
+
+    step: int
+    started: float
+    ended: float
+    active: tuple[str, ...]  # request ids of its rows, in order
+    scheduled_tokens: int
+    output_tokens: int
+    pages_in_use: int
+    wasted_slots: int  # places for tokens in pages in use that hold none
+
+
+class Metrics:
+    """Counters and records of one engine. Fed by ``EngineCore``; reading it changes nothing."""
+
+    def __init__(self, *, max_batched_tokens: int, page_size: int, page_bytes: int) -> None:
+        self.max_batched_tokens = max_batched_tokens
+        self.page_size = page_size
+        self.page_bytes = page_bytes
+        self.requests: OrderedDict[str, RequestTimes] = OrderedDict()
+        self.steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
+        self.num_steps = self.num_failed_steps = 0
+        self.scheduled_tokens = self.output_tokens = 0
+        self.peak_pages = 0
+        self.finished: dict[str, int] = {}
+        self._page_slots = self._wasted_slots = 0
+
+    def submitted(self, request_id: str, num_prompt_tokens: int, now: float) -> None:
+        """A request was accepted."""
+        self.requests[request_id] = RequestTimes(now, num_prompt_tokens=num_prompt_tokens)
+        while len(self.requests) > _KEPT_REQUESTS:
+            self.requests.popitem(last=False)
+
+    def stepped(
+        self, decision: ScheduleDecision, events: Sequence[TokenEvent], started: float, ended: float, pages: int, held: int
+    ) -> None:
+        """A step was committed. ``pages`` are referenced pages, ``held`` the tokens whose K/V they hold."""
+        produced = self.saw(events, ended)
+        wasted = max(0, pages * self.page_size - held)
+        self.num_steps += 1
+        self.scheduled_tokens += decision.num_scheduled_tokens
+        self.peak_pages = max(self.peak_pages, pages)
+        self._page_slots += pages * self.page_size
+        self._wasted_slots += wasted
+        active = tuple(row.request_id for row in decision.rows)
+        self.steps.append(
+            StepRecord(decision.step, started, ended, active, decision.num_scheduled_tokens, produced, pages, wasted)
+        )
+
+    def saw(self, events: Sequence[TokenEvent], now: float) -> int:
+        """Times of the requests that ``events`` speak of. Returns the number of tokens among them."""
+        produced = 0
+        for event in events:
+            produced += event.kind == EventKind.TOKEN
+            self._saw_one(event, now)
+        self.output_tokens += produced
+        return produced
+
+    def _saw_one(self, event: TokenEvent, now: float) -> None:
+        times = self.requests.get(event.request_id)
+        if event.kind == EventKind.REQUEST_END:
+            reason = str(getattr(event.finish_reason, "value", event.finish_reason))
+            self.finished[reason] = self.finished.get(reason, 0) + 1
+        if times is None:
+            return
+        times.num_cached_tokens = max(times.num_cached_tokens, event.num_cached_tokens)
+        if event.kind == EventKind.TOKEN:
+            times.first_token = now if times.first_token is None else times.first_token
+            times.last_token = now
+            times.num_output_tokens += 1
+            times.choices.add(event.choice)
+        elif event.kind == EventKind.REQUEST_END:
+            times.finished = now
+
+    def summary(self) -> dict[str, Any]:
+        """All measures as plain values; None where nothing was measured."""
+        busy = sum(step.ended - step.started for step in self.steps)
+        budget = self.num_steps * self.max_batched_tokens
+        return {
+            "steps": self.num_steps,
+            "failed_steps": self.num_failed_steps,
+            "scheduled_tokens": self.scheduled_tokens,
+            "output_tokens": self.output_tokens,
+            "ttft_s": _mean([times.ttft for times in self.requests.values()]),
+            "tpot_s": _mean([times.tpot for times in self.requests.values()]),
+            "output_tokens_per_s": sum(s.output_tokens for s in self.steps) / busy if busy > 0 else None,
+            "batch_utilization": self.scheduled_tokens / budget if budget else None,
+            "kv_peak_bytes": self.peak_pages * self.page_bytes,
+            "page_internal_fragmentation": self._wasted_slots / self._page_slots if self._page_slots else 0.0,
+            "finished": dict(sorted(self.finished.items())),
+        }
+
+    def timeline(self) -> list[Mapping[str, Any]]:
+        """The kept steps as plain values, oldest first."""
+        return [dict(vars(step)) for step in self.steps]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

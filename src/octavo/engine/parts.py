@@ -1,0 +1,148 @@
+"""The parts that an engine is put together from, and the putting together. Standard library only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.backends import create_backend
+from octavo.backends.quantization import QuantConfig, QuantizedTensor, quantize
+from octavo.core.errors import InvalidInput
+from octavo.core.kv import KVCacheManager
+from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.fixture import Fixture
+from octavo.engine.identity import model_digest, namespace, numerics_id
+from octavo.engine.metrics import Metrics
+from octavo.engine.runner import ModelRunner
+from octavo.models.config import ModelConfig
+from octavo.models.registry import build_model
+
+__all__ = ["ModelParts", "build_core", "check_tensors", "parts_from_fixture"]
+
+_NEVER_QUANTIZED = ("norm.weight", ".bias")
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """A model with its weights on a backend, ready to run."""
+
+    name: str
+    config: ModelConfig
+    model: Any  # the forward pass
+    backend: Any
+    weights: Mapping[str, Any]  # checkpoint name -> backend handle
+    tokenizer: Any
+    digest: str  # of configuration and weights
+    weight_format: str = "fp32"
+    weight_bytes: int = 0
+
+    @property
+    def numerics_id(self) -> str:
+        """Equal ids promise equal bytes."""
+        return numerics_id(
+            self.backend.name, weight_format=self.weight_format, kv_dtype="fp32", ropes=self.model.ropes
+        )
+
+    def namespace(self, salt: str = "") -> str:
+        """Where this model's prefixes are kept, for one tenant's salt."""
+        return namespace(
+            model=self.digest,
+            tokenizer=getattr(self.tokenizer, "identity", ""),
+            numerics=self.numerics_id,
+            groups=self.model.kv_groups(),
+            salt=salt,
+        )
+
+
+def build_core(
+    parts: ModelParts,
+    *,
+    num_pages: int,
+    page_size: int,
+    scheduling: SchedulerConfig,
+    prefix_cache: bool = True,
+    seed_source: Callable[[], int] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    audit: bool = False,
+) -> EngineCore:
+    """Pages, cache, scheduler and runner over ``parts``."""
+    groups = parts.model.kv_groups()
+    pool = parts.backend.allocate_kv(num_pages, page_size, groups)
+    kv = KVCacheManager(num_pages, page_size, groups, store=pool, enable_prefix_cache=prefix_cache)
+    runner = ModelRunner(
+        parts.model,
+        parts.backend,
+        parts.weights,
+        pool,
+        num_groups=len(groups),
+        eos_token_ids=parts.config.eos_token_ids,
+    )
+    scheduler = ContinuousBatchScheduler(
+        kv, scheduling, vocab_size=parts.config.vocab_size, model=parts.name, seed_source=seed_source
+    )
+    metrics = Metrics(
+        max_batched_tokens=scheduling.max_batched_tokens,
+        page_size=page_size,
+        page_bytes=groups[0].page_bytes(page_size),
+    )
+    return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit)
+
+
+def check_tensors(found: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], tied: bool) -> None:
+    """Names and shapes of a checkpoint against what the model needs. Raises ``InvalidInput`` naming what differs.
+
+    A tied model may carry its output matrix as well; buffers that older checkpoints store are let pass.
+    """
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise InvalidInput("weights", _some(missing), f"{len(missing)} tensors that the configuration asks for are missing")
+    extra = [name for name in found if name not in expected and not _ignorable(name, tied)]
+    if extra:
+        raise InvalidInput("weights", _some(extra), f"{len(extra)} tensors have no place in this architecture")
+    for name, shape in expected.items():
+        if tuple(found[name]) != tuple(shape):
+            raise InvalidInput(f"weights: {name}", list(found[name]), f"the configuration asks for shape {list(shape)}")
+
+
+def _ignorable(name: str, tied: bool) -> bool:
+    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+def parts_from_fixture(
+    fixture: Fixture, *, backend: str = "reference", quantization: QuantConfig | None = None
+) -> ModelParts:
+    """The fixture's model on a backend; with ``quantization`` its matrices are packed integers (``reference`` only)."""
+    config = ModelConfig.from_dict(fixture.config)
+    model, ops = build_model(config), create_backend(backend)
+    shapes = {name: _shape(values) for name, values in fixture.weights.items()}
+    check_tensors(shapes, model.weight_shapes(), config.tie_word_embeddings)
+    handles, size = {}, 0
+    for name, values in fixture.weights.items():
+        prepared = model.prepare(name, values)
+        if quantization is not None and not name.endswith(_NEVER_QUANTIZED):
+            prepared = quantize(prepared, quantization)
+        size += prepared.num_bytes if isinstance(prepared, QuantizedTensor) else 4 * math.prod(shapes[name])
+        handles[name] = ops.weight(name, prepared)
+    weight_format = "fp32" if quantization is None else json.dumps(quantization.as_dict(), sort_keys=True)
+    digest = model_digest(fixture.config, {name: _content(values) for name, values in fixture.weights.items()})
+    return ModelParts(
+        fixture.name, config, model, ops, handles, fixture.tokenizer, digest, weight_format, weight_bytes=size
+    )
+
+
+def _shape(values: Sequence[Any]) -> tuple[int, ...]:
+    return (len(values), len(values[0])) if isinstance(values[0], list) else (len(values),)
+
+
+def _content(values: Sequence[Any]) -> str:
+    return hashlib.blake2b(json.dumps(values).encode("ascii"), digest_size=16).hexdigest()
