@@ -1,0 +1,54 @@
+"""Text from token ids as they come."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from octavo.core.errors import OctavoError
+from octavo.tokenizers.base import Tokenizer
+
+__all__ = ["IncrementalDetokenizer"]
+
+
+class IncrementalDetokenizer:
+    """Text from token ids as they come; a character appears when its last byte has come.
+
+    The pieces that `push` and `finish` return, joined, are `tokenizer.decode` of all pushed ids, with one exception:
+    where the tokenizer takes away a leading space and `prompt_tail_ids` (the end of the prompt) holds a visible token,
+    the space stays, because the text goes on from the prompt's. Bytes that are no UTF-8 become U+FFFD, each maximal
+    invalid part one, and bytes still waiting at `finish` become one U+FFFD.
+
+    A fold over the ids: pushing them again, in any grouping, rebuilds the same state. O(1) per token.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tail_ids: Iterable[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = tokenizer.strip_leading_space and not any(self._bytes(index) for index in prompt_tail_ids)
+        self._finished = False
+        self.num_chars = 0  # of whole text returned so far
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that these ids complete. Raises `OctavoError` after `finish`."""
+        if self._finished:
+            raise OctavoError("the detokenizer is finished; make a new one and replay the ids")
+        return self._returned(self._decoder.decode(b"".join([self._bytes(index) for index in ids])))
+
+    def finish(self) -> str:
+        """What was held back, as text. A second call returns nothing."""
+        self._finished = True
+        return self._returned(self._decoder.decode(b"", final=True))
+
+    def _bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id, skip_special_tokens=self._skip)
+
+    def _returned(self, text: str) -> str:
+        if text and self._strip:
+            self._strip = False
+            text = text.removeprefix(" ")
+        self.num_chars += len(text)
+        return text
