@@ -1,13 +1,13 @@
 """A tokenizer of the standard library alone, for the tiny fixture model and for tests.
 
-Its vocabulary is explicit, as JSON (ids are positions in `tokens`)::
+Its vocabulary is explicit, as JSON (a token's id is its place in `vocab`)::
 
-    {"kind": "characters", "tokens": ["<bos>", "<eos>", "<unk>", "a", ...], "bos": 0, "eos": 1, "unknown": 2,
-     "special": [0, 1, 2], "add_bos": false, "chat_template": null}
+    {"type": "simple", "kind": "characters", "vocab": ["<bos>", "<eos>", "<unk>", "a", ...],
+     "bos": "<bos>", "eos": ["<eos>"], "unk": "<unk>", "special": ["<pad>"], "add_bos": false, "chat_template": null}
 
 `words` splits at white space, `characters` takes each character, `bytes` takes each byte of the UTF-8 text, which the
-vocabulary writes `<0x00>` to `<0xFF>`. Only `tokens` is required; `eos` may be a list; `special` adds to bos, eos and
-unknown, which are special anyway.
+vocabulary writes `<0x00>` to `<0xFF>`. Only `vocab` is required; `special` adds to bos, eos and unk, which are special
+anyway.
 """
 
 from __future__ import annotations
@@ -23,43 +23,44 @@ from octavo.tokenizers.base import Tokenizer, TokenizerTraits, content_digest
 __all__ = ["SimpleTokenizer"]
 
 _KINDS = ("words", "characters", "bytes")
-_OPTIONS = ("kind", "special", "bos", "eos", "unknown", "add_bos", "chat_template")
+_OPTIONS = ("kind", "special", "bos", "eos", "unk", "add_bos", "chat_template")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class SimpleTokenizer(Tokenizer):
     """Whole words, characters or bytes of an explicit vocabulary.
 
-    A piece that the vocabulary lacks becomes `unknown`, or raises `InvalidInput` where there is none.
+    A piece that the vocabulary lacks becomes `unk`, or raises `InvalidInput` where there is none.
     """
 
     def __init__(
         self,
-        tokens: Sequence[str],
+        vocab: Sequence[str],
         *,
         kind: str = "characters",
-        special: Sequence[int] = (),
-        bos: int | None = None,
-        eos: int | Sequence[int] = (),
-        unknown: int | None = None,
+        special: Sequence[str] = (),
+        bos: str | None = None,
+        eos: Sequence[str] = (),
+        unk: str | None = None,
         add_bos: bool = False,
         chat_template: str | None = None,
     ) -> None:
         if kind not in _KINDS:
             raise InvalidInput("tokenizer.kind", kind, f"must be one of {', '.join(_KINDS)}")
         self.kind = kind
-        self._tokens = _checked_tokens(tokens)
+        self._tokens = _checked_tokens(vocab)
         self._ids = {token: index for index, token in enumerate(self._tokens)}
-        self._unknown = unknown
-        eos_ids = (eos,) if isinstance(eos, int) else tuple(eos)
-        named = [*special, *eos_ids, *(index for index in (bos, unknown) if index is not None)]
-        content = [kind, self._tokens, sorted(special), bos, eos_ids, unknown, add_bos, chat_template]
+        self._unknown = None if unk is None else self._named("unk", unk)
+        bos_id = None if bos is None else self._named("bos", bos)
+        eos_ids = tuple(self._named("eos", token) for token in eos)
+        named = [*special, *eos, *(token for token in (bos, unk) if token is not None)]
+        content = [kind, self._tokens, sorted(named), bos, list(eos), unk, add_bos, chat_template]
         traits = TokenizerTraits(
             identity=content_digest([json.dumps(content)]),
-            special={self._tokens[_checked_id(index, len(self._tokens))]: index for index in named},
-            bos_id=bos,
+            special={token: self._named("special", token) for token in named},
+            bos_id=bos_id,
             eos_ids=eos_ids,
-            prefix_ids=(bos,) if add_bos and bos is not None else (),
+            prefix_ids=(bos_id,) if add_bos and bos_id is not None else (),
             strip_leading_space=kind == "words",
             chat_template=chat_template,
         )
@@ -70,11 +71,19 @@ class SimpleTokenizer(Tokenizer):
     @classmethod
     def from_dict(cls, spec: Mapping[str, Any]) -> SimpleTokenizer:
         """From the JSON form in the module's description. Raises `InvalidInput` for an unknown or missing key."""
-        options = {key: value for key, value in spec.items() if key != "tokens"}
+        options = {key: value for key, value in spec.items() if key not in ("type", "vocab")}
         for key in options:
             if key not in _OPTIONS:
                 raise InvalidInput(f"tokenizer.{key}", options[key], f"unknown key; known: {', '.join(_OPTIONS)}")
-        return cls(spec.get("tokens", ()), **options)
+        if isinstance(options.get("eos"), str):
+            options["eos"] = [options["eos"]]
+        return cls(spec.get("vocab", ()), **options)
+
+    def _named(self, field: str, token: object) -> int:
+        index = self._ids.get(token) if isinstance(token, str) else None
+        if index is None:
+            raise InvalidInput(f"tokenizer.{field}", token, "must be a token of the vocabulary")
+        return index
 
     @property
     def vocab_size(self) -> int:
@@ -124,18 +133,12 @@ class SimpleTokenizer(Tokenizer):
 
 def _checked_tokens(tokens: object) -> tuple[str, ...]:
     if not isinstance(tokens, Sequence) or isinstance(tokens, str) or not tokens:
-        raise InvalidInput("tokenizer.tokens", tokens, "must be a list of strings, at least one")
+        raise InvalidInput("tokenizer.vocab", tokens, "must be a list of strings, at least one")
     seen: set[str] = set()
     for index, token in enumerate(tokens):
         if not isinstance(token, str) or not token:
-            raise InvalidInput(f"tokenizer.tokens[{index}]", token, "must be a string that is not empty")
+            raise InvalidInput(f"tokenizer.vocab[{index}]", token, "must be a string that is not empty")
         if token in seen:
-            raise InvalidInput(f"tokenizer.tokens[{index}]", token, "is there twice; every token has one id")
+            raise InvalidInput(f"tokenizer.vocab[{index}]", token, "is there twice; every token has one id")
         seen.add(token)
     return tuple(tokens)
-
-
-def _checked_id(index: object, size: int) -> int:
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < size:
-        raise InvalidInput("tokenizer special id", index, f"must be a token id below {size}")
-    return index
