@@ -1,0 +1,88 @@
+"""What completions and chat completions share on their way out: ids, the stream's law, the pieces of a choice.
+
+chunk*   then one chunk with a finish reason per choice   then usage, if asked for   then [DONE]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+
+from octavo.serve.generate import Job, run
+from octavo.serve.metrics import Metrics
+from octavo.serve.names import Warnings
+from octavo.serve.port import Delta, EnginePort
+from octavo.serve.protocol import Answer, GenerationRequest
+from octavo.serve.sse import event
+
+__all__ = ["Reply", "extras", "stream_events"]
+
+
+@dataclass
+class Reply:
+    """One request on its way: what was asked, what the engine was given, and how to sign the answer."""
+
+    request: Any
+    job: Job
+    model: str
+    answer_id: str
+    request_id: str
+    warnings: Warnings
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def signature(self, kind: str) -> dict[str, Any]:
+        """The fields that every object of the answer begins with."""
+        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+
+    def headers(self) -> dict[str, str]:
+        """The request's id, and the names of what was not honoured."""
+        headers = {"X-Request-Id": self.request_id}
+        if self.warnings:
+            headers["X-Octavo-Warnings"] = ", ".join(warning["param"] or "more" for warning in self.warnings)
+        return headers
+
+    @property
+    def warnings_field(self) -> Any:
+        """The warnings, or nothing at all."""
+        return self.warnings or UNSET
+
+
+def extras(request: GenerationRequest, token_ids: list[int]) -> dict[str, Any]:
+    """Fields of a choice that appear only where they were asked for."""
+    return {"token_ids": token_ids} if request.return_token_ids else {}
+
+
+async def stream_events(
+    engine: EnginePort,
+    reply: Reply,
+    metrics: Metrics,
+    begin: Callable[[], list[Answer]],
+    piece: Callable[[int, Delta], Answer | None],
+    last: Callable[[], Answer],
+) -> AsyncGenerator[bytes, None]:
+    """The events of one stream. `begin` opens it, `piece` turns a delta into a chunk, `last` carries the usage."""
+    options = reply.request.stream_options
+    with_usage = options is not None and options.include_usage
+    continuous = options is not None and options.continuous_usage_stats
+    warnings = reply.warnings_field
+    for chunk in begin():
+        chunk.usage = None if with_usage else UNSET
+        chunk.warnings, warnings = warnings, UNSET
+        yield event(chunk)
+    async with aclosing(run(engine, reply.job, metrics)) as deltas:
+        async for index, delta in deltas:
+            answer = piece(index, delta)
+            if answer is None:
+                continue
+            answer.usage = reply.job.usage() if continuous else None if with_usage else UNSET
+            answer.warnings, warnings = warnings, UNSET
+            yield event(answer)
+    if with_usage:
+        final = last()
+        final.usage = reply.job.usage()
+        yield event(final)

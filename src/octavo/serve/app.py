@@ -1,0 +1,255 @@
+"""The HTTP application: routes, and the way of one request through them.
+
+body -> typed request -> parameters -> token ids (in a thread) -> engine -> JSON or events
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo import __version__
+from octavo.core.params import SamplingParams
+from octavo.serve.admission import Admission
+from octavo.serve.answers import Reply
+from octavo.serve.body import read_json
+from octavo.serve.chat import chat_events, chat_whole
+from octavo.serve.completions import completion_events, completion_whole
+from octavo.serve.config import ServeConfig
+from octavo.serve.errors import ApiError, invalid
+from octavo.serve.generate import Job
+from octavo.serve.metrics import Metrics
+from octavo.serve.names import Warnings, decode_request
+from octavo.serve.params import sampling_params
+from octavo.serve.port import EnginePort
+from octavo.serve.prompts import Prompt, count_prompts, decode_ids, encode_chat_prompt, encode_prompts, fit_context
+from octavo.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from octavo.serve.sse import EventStream, until_disconnect
+
+__all__ = ["create_app"]
+
+_Result = TypeVar("_Result")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_TEXT_THREADS = 2
+_log = logging.getLogger(__name__)
+
+
+def create_app(engine: EnginePort, config: ServeConfig | None = None) -> Starlette:
+    """The application over one running engine. The engine is started and closed by whoever made it."""
+    return Server(engine, config or ServeConfig()).app()
+
+
+class Server:
+    """The state of one application: engine, limits, metrics, places, text threads."""
+
+    def __init__(self, engine: EnginePort, config: ServeConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.model = config.served_model_name or engine.model_name
+        self.metrics = Metrics(engine, self.model)
+        self.admission = Admission(config.max_pending)
+        self.started = int(time.time())
+        self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
+
+    def app(self) -> Starlette:
+        """Routes and error handlers around this server."""
+        post, get = ["POST"], ["GET"]
+        routes = [
+            Route("/v1/completions", self._answered(self.completions), methods=post),
+            Route("/v1/chat/completions", self._answered(self.chat), methods=post),
+            Route("/v1/models", self._answered(self.models), methods=get),
+            Route("/v1/models/{model:path}", self._answered(self.one_model), methods=get),
+            Route("/tokenize", self._answered(self.tokenize), methods=post),
+            Route("/detokenize", self._answered(self.detokenize), methods=post),
+            Route("/health", self.health, methods=get),
+            Route("/version", self.version, methods=get),
+            Route("/metrics", self.scrape, methods=get),
+        ]
+        handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected}
+        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None, None]:
+        yield
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _answered(self, handler: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
+        """The handler with its refusals as answers, and every answer counted."""
+
+        async def answer(request: Request) -> Any:
+            try:
+                reply = await handler(request)
+            except ApiError as error:
+                reply = error.response()
+            except ClientDisconnect:
+                reply = Response(status_code=499)
+            except Exception:
+                _log.exception("a request failed")
+                reply = _internal_error()
+            self.metrics.answered(request.scope["route"].path, reply.status_code)
+            return reply
+
+        return answer
+
+    async def in_thread(self, function: Callable[..., _Result], *args: Any) -> _Result:
+        """Run text work (templates, tokenizing) off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args))
+
+    async def completions(self, request: Request) -> Any:
+        """POST /v1/completions."""
+        body, warnings = decode_request(await read_json(request, self.config), CompletionRequest)
+        self._check(body)
+        order = _Order(body, count_prompts(body, self.config), warnings, "cmpl", "prompt")
+        return await self._serve(request, order, encode_prompts, completion_events, completion_whole)
+
+    async def chat(self, request: Request) -> Any:
+        """POST /v1/chat/completions."""
+        body, warnings = decode_request(await read_json(request, self.config), ChatRequest)
+        self._check(body)
+        order = _Order(body, 1, warnings, "chatcmpl", "messages")
+        return await self._serve(request, order, encode_chat_prompt, chat_events, chat_whole)
+
+    def _check(self, body: GenerationRequest) -> None:
+        """Refuse a model that is not served here, and work for an engine that does not move."""
+        if body.model is not None and body.model not in (self.model, self.engine.model_name):
+            message = f"model: there is no such model here; served is {self.model}."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        if self.engine.health_problem() is not None:
+            raise ApiError(
+                503, "The engine does not run; see /health.", code="engine_down", headers={"Retry-After": "5"}
+            )
+
+    async def _serve(self, http: Request, order: _Order, encode: Any, events: Any, whole: Any) -> Any:
+        """Hold a place, make token ids, and run the engine while the client is there: as a stream, or whole."""
+        params = sampling_params(order.body, self.config, self.engine.vocab_size)
+        sequences = order.num_prompts * params.n
+        if sequences > self.config.max_prompts:
+            raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
+        request_id = _request_id(http, order.body)
+        with ExitStack() as places:
+            places.enter_context(self.admission.enter(request_id, sequences))
+            prompts = await self.in_thread(encode, order.body, self.engine, self.config)
+            fit_context(prompts, params, self.engine, order.param)
+            reply = self._reply(order, request_id, prompts, params)
+            if order.body.stream:
+                stream = events(self.engine, reply, self.metrics)
+                return EventStream(stream, reply.headers(), self.config.stall_timeout, places.pop_all().close)
+            answer = await until_disconnect(http, whole(self.engine, reply, self.metrics))
+            return _json(answer, reply.headers())
+
+    def _reply(self, order: _Order, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> Reply:
+        job = Job(
+            request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
+            prompts=prompts,
+            params=params,
+            timeout=self.config.request_timeout,
+            priority=order.body.priority or 0,
+            cache_salt=order.body.cache_salt or "",
+        )
+        return Reply(order.body, job, self.model, f"{order.prefix}-{request_id}", request_id, order.warnings)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json({"object": "list", "data": [self._model_card()]})
+
+    async def one_model(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        if request.path_params["model"] not in (self.model, self.engine.model_name):
+            raise ApiError(404, f"There is no such model here; served is {self.model}.", code="model_not_found")
+        return _json(self._model_card())
+
+    def _model_card(self) -> dict[str, Any]:
+        card = {"id": self.model, "object": "model", "created": self.started, "owned_by": "octavo"}
+        return {**card, "root": self.engine.model_name, "parent": None, "max_model_len": self.engine.max_seq_len}
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: ``{"prompt"}`` or ``{"messages"}`` to ``{"tokens", "count", "max_model_len"}``."""
+        body = await read_json(request, self.config)
+        if "messages" in body:
+            chat, _ = decode_request(body, ChatRequest)
+            prompts = await self.in_thread(encode_chat_prompt, chat, self.engine, self.config)
+        else:
+            text, _ = decode_request(body, CompletionRequest)
+            prompts = await self.in_thread(encode_prompts, text, self.engine, self.config)
+        ids = list(prompts[0].token_ids)
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_seq_len})
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: ``{"tokens": [ids]}`` to ``{"prompt": text}``."""
+        body = await read_json(request, self.config)
+        ids = body.get("tokens")
+        if not isinstance(ids, list):
+            raise invalid("tokens", "is missing or no list; give a list of token ids")
+        text = await self.in_thread(decode_ids, ids, self.engine)
+        return _json({"prompt": text})
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 while the engine makes progress, else 503 with the reason."""
+        problem = self.engine.health_problem()
+        body = {"status": "ok" if problem is None else "unhealthy", "reason": problem, "model": self.model}
+        return _json(body, status=200 if problem is None else 503)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return _json({"version": __version__})
+
+    async def scrape(self, request: Request) -> Response:
+        """GET /metrics, in Prometheus' text format."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A decoded body and what distinguishes its endpoint."""
+
+    body: Any
+    num_prompts: int
+    warnings: Warnings
+    prefix: str
+    param: str
+
+
+def _json(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def _request_id(http: Request, body: GenerationRequest) -> str:
+    """The id that the client chose (field, then header), or a fresh one."""
+    chosen = body.request_id if body.request_id is not None else http.headers.get("x-request-id")
+    if chosen is None:
+        return uuid.uuid4().hex
+    if not _REQUEST_ID.fullmatch(chosen):
+        raise invalid("request_id", "must have 1 to 128 letters, digits or any of . _ : -")
+    return chosen
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Unknown routes and methods, in our error shape."""
+    if isinstance(error, HTTPException):
+        allowed = dict(error.headers or {})
+        text = {404: "There is no such route; see docs/api.md.", 405: "This route does not take that method."}
+        return ApiError(error.status_code, text.get(error.status_code, error.detail), headers=allowed).response()
+    return _internal_error()
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return _internal_error()
+
+
+def _internal_error() -> Response:
+    return ApiError(500, "The server failed on this request; see its log.", code="internal_error").response()

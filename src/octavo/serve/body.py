@@ -1,0 +1,89 @@
+"""Reading a request body: bounded while it arrives, then parsed as strict JSON of bounded depth."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from octavo.serve.config import ServeConfig
+from octavo.serve.errors import ApiError
+
+__all__ = ["parse_json", "read_json"]
+
+_IN_THREAD = 64 << 10  # bytes; a body above this would hold the event loop for more than a millisecond
+
+
+async def read_json(request: Request, config: ServeConfig) -> dict[str, Any]:
+    """The body as a JSON object. Raises ``ApiError`` 400, 408, 413 or 415."""
+    _check_headers(request)
+    body = await _read(request, config.max_body_bytes)
+    if len(body) > _IN_THREAD:
+        return await asyncio.to_thread(parse_json, body, config.max_json_depth)
+    return parse_json(body, config.max_json_depth)
+
+
+def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
+    """Strict JSON: no NaN, no number out of range, no lone surrogate, nothing after the end."""
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, "The body holds a number that is out of range.", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ApiError(400, "The body is not valid JSON in UTF-8.", code="invalid_json") from error
+    except RecursionError as error:
+        raise _too_deep(max_depth) from error
+    if not isinstance(value, dict):
+        raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    _check_shape(value, max_depth)
+    return value
+
+
+def _check_headers(request: Request) -> None:
+    kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(415, "Send the body as JSON, with the header 'Content-Type: application/json'.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "Send the body uncompressed, without a 'Content-Encoding' header.")
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """All bytes of the body; stops reading as soon as there are more than `limit`."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
+        raise _too_large(limit)
+    chunks = bytearray()
+    try:
+        async for chunk in request.stream():
+            chunks += chunk
+            if len(chunks) > limit:
+                raise _too_large(limit)
+    except ClientDisconnect as error:
+        raise ApiError(400, "The client left before the body was complete.") from error
+    return bytes(chunks)
+
+
+def _check_shape(value: Any, max_depth: int) -> None:
+    """Depth and number length, without recursion."""
+    stack: list[tuple[Any, int]] = [(value, 1)]
+    while stack:
+        item, depth = stack.pop()
+        if isinstance(item, int):
+            if item.bit_length() > 64:
+                raise ApiError(400, "The body holds an integer of more than 64 bits.", code="invalid_json")
+            continue
+        if depth > max_depth:
+            raise _too_deep(max_depth)
+        children = item.values() if isinstance(item, dict) else item
+        stack.extend((child, depth + 1) for child in children if isinstance(child, dict | list | int))
+
+
+def _too_deep(max_depth: int) -> ApiError:
+    return ApiError(400, f"The body is nested more than {max_depth} levels deep.", code="invalid_json")
+
+
+def _too_large(limit: int) -> ApiError:
+    message = f"The body is larger than {limit} bytes; send less, or start the server with a larger --max-body-bytes."
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})

@@ -1,0 +1,95 @@
+"""`/v1/chat/completions`: whole and streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from msgspec import UNSET
+
+from octavo.serve.answers import Reply, extras, stream_events
+from octavo.serve.generate import Choice, collect
+from octavo.serve.logprobs import chat_logprobs, prompt_logprobs
+from octavo.serve.metrics import Metrics
+from octavo.serve.port import Delta, EnginePort
+from octavo.serve.protocol import Answer, ChatChoice, ChatResponse
+
+__all__ = ["chat_events", "chat_whole"]
+
+_WHOLE, _CHUNK = "chat.completion", "chat.completion.chunk"
+
+
+async def chat_whole(engine: EnginePort, reply: Reply, metrics: Metrics) -> ChatResponse:
+    """The whole answer. Raises ``ApiError``."""
+    choices = await collect(engine, reply.job, metrics)
+    return ChatResponse(
+        **reply.signature(_WHOLE),
+        choices=[_whole(engine, reply, index, choice) for index, choice in enumerate(choices)],
+        usage=reply.job.usage(),
+        warnings=reply.warnings_field,
+        prompt_token_ids=_prompt_ids(reply),
+    )
+
+
+def _whole(engine: EnginePort, reply: Reply, index: int, choice: Choice) -> ChatChoice:
+    request = reply.request
+    return ChatChoice(
+        index=index,
+        message={"role": "assistant", "content": "".join(choice.text), "refusal": None},
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        logprobs=chat_logprobs(engine.tokenizer, choice.logprobs) if request.logprobs else None,
+        **extras(request, choice.token_ids),
+        **_prompt_part(engine, reply, choice.prompt_logprobs),
+    )
+
+
+def _prompt_part(engine: EnginePort, reply: Reply, entries: Any) -> dict[str, Any]:
+    if reply.request.prompt_logprobs is None or entries is None:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs(engine.tokenizer, entries)}
+
+
+def _prompt_ids(reply: Reply) -> Any:
+    return list(reply.job.prompts[0].token_ids) if reply.request.return_token_ids else UNSET
+
+
+def chat_events(engine: EnginePort, reply: Reply, metrics: Metrics) -> AsyncGenerator[bytes, None]:
+    """The stream: a chunk with the role for each choice, then text, then one finish for each."""
+
+    def begin() -> list[Answer]:
+        roles = [
+            ChatChoice(index=index, delta={"role": "assistant", "content": ""})
+            for index in range(reply.job.num_choices)
+        ]
+        chunks: list[Answer] = [ChatResponse(**reply.signature(_CHUNK), choices=[role]) for role in roles]
+        chunks[0].prompt_token_ids = _prompt_ids(reply)  # type: ignore[attr-defined]
+        return chunks
+
+    def piece(index: int, delta: Delta) -> Answer | None:
+        choice = _piece(engine, reply, index, delta)
+        return None if choice is None else ChatResponse(**reply.signature(_CHUNK), choices=[choice])
+
+    def last() -> Answer:
+        return ChatResponse(**reply.signature(_CHUNK), choices=[])
+
+    return stream_events(engine, reply, metrics, begin, piece, last)
+
+
+def _piece(engine: EnginePort, reply: Reply, index: int, delta: Delta) -> ChatChoice | None:
+    request = reply.request
+    silent = not delta.text and delta.finish_reason is None and delta.prompt_logprobs is None
+    if silent and not (delta.token_ids and (request.logprobs or request.return_token_ids)):
+        return None
+    shown = request.logprobs and delta.token_ids
+    choice = ChatChoice(
+        index=index,
+        delta={"content": delta.text} if delta.text else {},
+        finish_reason=delta.finish_reason,
+        logprobs=chat_logprobs(engine.tokenizer, delta.logprobs or ()) if shown else None,
+        **extras(request, list(delta.token_ids)),
+        **_prompt_part(engine, reply, delta.prompt_logprobs),
+    )
+    if delta.finish_reason is not None:
+        choice.stop_reason = delta.stop_reason
+    return choice

@@ -1,0 +1,56 @@
+"""How the server listens and what it refuses. Command-line flags take their default and help from these fields."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.core.errors import InvalidInput
+
+__all__ = ["ServeConfig"]
+
+
+def _flag(default: Any, text: str) -> Any:
+    """A dataclass field that documents itself."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """Address and limits of one server. Raises ``InvalidInput`` for a value out of range."""
+
+    host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
+    port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
+    served_model_name: str = _flag("", "Name that clients use for the model; default: the name it was loaded by.")
+    max_body_bytes: int = _flag(4 << 20, "Largest request body; counted while reading.")
+    max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
+    max_prompts: int = _flag(128, "Most sequences of one request: prompts times n.")
+    max_choices: int = _flag(64, "Largest n.")
+    max_stop_strings: int = _flag(16, "Most stop strings of one request.")
+    max_stop_chars: int = _flag(256, "Longest stop string, in characters.")
+    max_top_logprobs: int = _flag(20, "Most alternatives that logprobs may ask for.")
+    max_logit_bias: int = _flag(1024, "Most entries of logit_bias.")
+    max_prompt_chars: int = _flag(2_000_000, "Longest prompt before tokenizing, in characters.")
+    max_pending: int = _flag(512, "Sequences that may run or wait at once; more are refused with 429.")
+    request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
+    stall_timeout: float = _flag(30.0, "Seconds that a client may leave its stream unread before it is cancelled.")
+    max_connections: int = _flag(1024, "Most open connections.")
+    shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
+    log_level: str = _flag("warning", "Log level of the HTTP server.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidInput("port", self.port, "give a port from 0 to 65535")
+        for name in (
+            "max_body_bytes",
+            "max_json_depth",
+            "max_prompts",
+            "max_choices",
+            "max_pending",
+            "max_connections",
+        ):
+            if getattr(self, name) < 1:
+                raise InvalidInput(name, getattr(self, name), "give a number of at least 1")
+        for name in ("request_timeout", "stall_timeout", "shutdown_timeout"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")

@@ -1,0 +1,84 @@
+"""Errors of the HTTP API, in OpenAI's body: ``{"error": {"message", "type", "param", "code"}}``.
+
+A message names field, value and remedy. It never holds request text, a file path or the name of a Python type.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from octavo.core.errors import InvalidInput, shorten
+
+__all__ = ["ApiError", "from_invalid_input", "from_validation", "invalid", "safe_name"]
+
+_KINDS = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+_JSON_WORDS = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
+_RENAMED = {"prompt_token_ids": "prompt", "token_ids": "prompt"}
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+
+
+class ApiError(Exception):
+    """An answer that refuses a request: status, message, the parameter at fault and a code for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON value of the error."""
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The error as an HTTP answer."""
+        content = msgspec.json.encode(self.body())
+        return Response(content, self.status, self.headers, media_type="application/json")
+
+
+def invalid(param: str, message: str, *, code: str | None = None) -> ApiError:
+    """A 400 that blames `param`."""
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def safe_name(name: str) -> str:
+    """A field name fit for a message: short and plain, or a placeholder."""
+    return name if _NAME.fullmatch(name) else "(unprintable name)"
+
+
+def from_invalid_input(error: InvalidInput) -> ApiError:
+    """The engine refused a value: a 400. Text values stay out of the message, numbers are shown."""
+    field = _RENAMED.get(error.field, error.field)
+    plain = isinstance(error.value, bool | int | float)
+    shown = f" = {shorten(error.value)}" if plain else ""
+    return ApiError(400, f"{field}{shown}: {error.remedy}", param=safe_name(field))
+
+
+def from_validation(error: msgspec.ValidationError) -> ApiError:
+    """A field of the wrong type: a 400 that says, in JSON's words, what was expected."""
+    text, _, path = str(error).partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or None
+    text = re.sub(r"`([^`]*)`", lambda found: _json_words(found[1]), text)
+    if param is None:
+        return ApiError(400, f"The body cannot be read: {text[:200]}.", code="invalid_type")
+    top = re.split(r"[.\[]", param)[0]
+    return ApiError(400, f"{param}: {text[:200]}.", param=top, code="invalid_type")
+
+
+def _json_words(expected: str) -> str:
+    return " or ".join(_JSON_WORDS.get(word, word) for word in expected.split(" | "))

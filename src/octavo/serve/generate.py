@@ -1,0 +1,163 @@
+"""One HTTP request as engine requests: fanned out over its prompts, merged, bounded in time, cancelled as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import InvalidInput
+from octavo.core.params import SamplingParams
+from octavo.serve.errors import ApiError, from_invalid_input
+from octavo.serve.metrics import Metrics
+from octavo.serve.port import Delta, EnginePort
+from octavo.serve.prompts import Prompt
+from octavo.serve.protocol import PromptTokensDetails, Usage
+
+__all__ = ["Choice", "Job", "collect", "run"]
+
+_ENGINE_FAILED = "The engine failed on this request; send it again, and look at the server's log if it happens twice."
+
+
+@dataclass
+class Job:
+    """What one HTTP request asks of the engine. `index` of a choice is prompt * n + choice."""
+
+    request_id: str
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    timeout: float
+    priority: int = 0
+    cache_salt: str = ""
+    cached_tokens: dict[int, int] = field(default_factory=dict)  # prompt -> tokens from the prefix cache
+    output_tokens: dict[int, int] = field(default_factory=dict)  # index -> tokens so far
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts."""
+        return len(self.prompts) * self.params.n
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        prompt = sum(len(item.token_ids) for item in self.prompts)
+        output = sum(self.output_tokens.values())
+        cached = PromptTokensDetails(sum(self.cached_tokens.values()))
+        return Usage(
+            prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output, prompt_tokens_details=cached
+        )
+
+
+@dataclass
+class Choice:
+    """One choice, gathered."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Append what one delta brings."""
+        self.text.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.logprobs.extend(delta.logprobs or ())
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self.stop_reason = delta.stop_reason
+
+
+async def collect(engine: EnginePort, job: Job, metrics: Metrics) -> list[Choice]:
+    """All choices, whole. Raises ``ApiError``."""
+    choices = [Choice() for _ in range(job.num_choices)]
+    async with aclosing(run(engine, job, metrics)) as deltas:
+        async for index, delta in deltas:
+            choices[index].add(delta)
+    return choices
+
+
+async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[tuple[int, Delta], None]:
+    """(index, delta) of all choices as they come. Closing it cancels everything. Raises ``ApiError``."""
+    queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
+    tasks = [asyncio.ensure_future(_pump(engine, job, i, queue, metrics)) for i in range(len(job.prompts))]
+    timer = asyncio.get_running_loop().call_later(job.timeout, queue.put_nowait, (-1, _timed_out(job.timeout)))
+    open_prompts = len(tasks)
+    try:
+        while open_prompts:
+            prompt, item = await queue.get()
+            if isinstance(item, Exception):
+                raise _as_api_error(item) from item
+            if item is None:
+                open_prompts -= 1
+                continue
+            index = prompt * job.params.n + item.choice
+            _count(job, prompt, index, item)
+            yield index, item
+    finally:
+        timer.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    engine: EnginePort,
+    job: Job,
+    prompt: int,
+    queue: asyncio.Queue[tuple[int, Delta | Exception | None]],
+    metrics: Metrics,
+) -> None:
+    """Move one prompt's deltas into the queue; None marks its end."""
+    clock = metrics.start(len(job.prompts[prompt].token_ids), job.params)
+    try:
+        async with aclosing(_open(engine, job, prompt)) as deltas:
+            async for delta in deltas:
+                clock.observe(delta)
+                queue.put_nowait((prompt, _checked(delta)))
+        queue.put_nowait((prompt, None))
+    except Exception as error:
+        clock.failed()
+        queue.put_nowait((prompt, error))
+    finally:
+        clock.end()
+
+
+def _open(engine: EnginePort, job: Job, prompt: int) -> AsyncGenerator[Delta, None]:
+    suffix = f"-{prompt}" if len(job.prompts) > 1 else ""
+    return engine.generate(
+        job.prompts[prompt].token_ids,
+        job.params,
+        request_id=job.request_id + suffix,
+        priority=job.priority,
+        cache_salt=job.cache_salt,
+    )
+
+
+def _checked(delta: Delta) -> Delta:
+    if delta.error is not None or delta.finish_reason in ("error", "out_of_memory", "rejected", "unknown"):
+        raise ApiError(500, _ENGINE_FAILED, code="engine_error")
+    return delta
+
+
+def _count(job: Job, prompt: int, index: int, delta: Delta) -> None:
+    job.output_tokens[index] = job.output_tokens.get(index, 0) + len(delta.token_ids)
+    if delta.choice == 0:
+        job.cached_tokens[prompt] = delta.num_cached_tokens
+
+
+def _timed_out(seconds: float) -> ApiError:
+    remedy = "ask for fewer tokens, or start the server with a longer --request-timeout"
+    return ApiError(504, f"The request took longer than {seconds:g} s; {remedy}.", code="timeout")
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidInput):
+        return from_invalid_input(error)
+    return ApiError(500, _ENGINE_FAILED, code="engine_error")

@@ -1,0 +1,201 @@
+"""Prometheus metrics: vLLM's names where vLLM has one (so its dashboards work), `octavo:` for the rest.
+
+Gauges and counters of the engine are read when scraped; latencies are observed here, where tokens leave.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from octavo.core.params import SamplingParams
+from octavo.serve.port import Delta, EnginePort
+
+__all__ = ["Metrics", "RequestClock"]
+
+_SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.16,
+    0.32,
+    0.64,
+    1.25,
+    2.5,
+    5.0,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+    640.0,
+)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+# statistic of the engine -> (metric, what it is)
+_GAUGES = {
+    "num_running": ("vllm:num_requests_running", "Sequences in the batch."),
+    "num_waiting": ("vllm:num_requests_waiting", "Sequences that wait for a place in the batch."),
+    "pages_total": ("octavo:pages_total", "Pages of the KV pool."),
+    "pages_free": ("octavo:pages_free", "Pages that nothing owns."),
+    "pages_cached": ("octavo:pages_cached", "Pages that only the prefix cache owns."),
+    "pages_referenced": ("octavo:pages_referenced", "Pages that a live sequence owns."),
+    "pages_ticketed": ("octavo:pages_ticketed", "Pages held by an open ticket alone."),
+    "last_step_age": ("octavo:last_step_age_seconds", "Seconds since the engine ended a step."),
+    "step_seconds": ("octavo:step_seconds", "Seconds that the last step took."),
+}
+_COUNTERS = {
+    "preemptions": ("vllm:num_preemptions", "Sequences that lost their pages to another."),
+    "prefix_queries_tokens": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_hit_tokens": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "steps": ("octavo:steps", "Steps of the engine."),
+    "rollbacks": ("octavo:rollbacks", "Steps that were rolled back."),
+}
+
+
+class _EngineCollector(Collector):
+    """Reads the engine's statistics at the moment of a scrape."""
+
+    def __init__(self, engine: EnginePort, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._engine.stats()
+        yield from self._families(stats, _GAUGES, GaugeMetricFamily)
+        yield from self._families(stats, _COUNTERS, CounterMetricFamily)
+        total = stats.get("pages_total", 0)
+        if total:
+            free = stats.get("pages_free", 0) + stats.get("pages_cached", 0)
+            family = GaugeMetricFamily(
+                "vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.", labels=["model_name"]
+            )
+            family.add_metric([self._model], 1 - free / total)
+            yield family
+
+    def _families(
+        self,
+        stats: Mapping[str, float],
+        table: Mapping[str, tuple[str, str]],
+        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    ) -> Iterable[Metric]:
+        for key, (name, text) in table.items():
+            if key in stats:
+                metric = family(name, text, labels=["model_name"])
+                metric.add_metric([self._model], float(stats[key]))
+                yield metric
+
+
+class Metrics:
+    """All metrics of one server, in a registry of its own."""
+
+    def __init__(self, engine: EnginePort, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_EngineCollector(engine, model))
+        self._model = model
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken in.")
+        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
+        self.cached_tokens = self._counter(
+            "vllm:prompt_tokens_cached", "Prompt tokens that came from the prefix cache."
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Choices ended, by reason.",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._http = Counter(
+            "octavo:http_requests", "HTTP answers, by route and status.", ["route", "status"], registry=self.registry
+        )
+        self.cancelled = self._counter("octavo:requests_cancelled", "Requests whose client left before the end.")
+        self.first_token = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+        self.inter_token = self._histogram(
+            "vllm:inter_token_latency_seconds", "Each gap between two tokens of a choice."
+        )
+        self.end_to_end = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
+        self.request_prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.request_output = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a request.", _TOKENS
+        )
+        self.params_n = self._histogram("vllm:request_params_n", "The n of a request.", (1, 2, 5, 10, 20, 64))
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ["model_name"], registry=self.registry).labels(self._model)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+        return Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets).labels(self._model)
+
+    def start(self, num_prompt_tokens: int, params: SamplingParams) -> RequestClock:
+        """The clock of one engine request that arrives now."""
+        self.request_prompt.observe(num_prompt_tokens)
+        self.prompt_tokens.inc(num_prompt_tokens)
+        self.params_n.observe(params.n)
+        return RequestClock(self, params.n)
+
+    def ended(self, reason: str) -> None:
+        """One choice ended."""
+        self._success.labels(self._model, reason).inc()
+
+    def answered(self, route: str, status: int) -> None:
+        """One HTTP answer was begun."""
+        self._http.labels(route, str(status)).inc()
+
+    def text(self) -> bytes:
+        """The scrape, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class RequestClock:
+    """Latencies and counts of one engine request, by the monotonic clock."""
+
+    def __init__(self, metrics: Metrics, choices: int) -> None:
+        self._metrics = metrics
+        self._arrival = time.monotonic()
+        self._last: dict[int, float] = {}
+        self._open = choices
+        self._tokens = 0
+        self._failed = False
+
+    def observe(self, delta: Delta) -> None:
+        """A delta leaves the engine."""
+        now = time.monotonic()
+        count = len(delta.token_ids)
+        if count:
+            self._token(delta.choice, now)
+            self._tokens += count
+            self._metrics.generation_tokens.inc(count)
+        if delta.finish_reason is not None:
+            self._open -= 1
+            self._metrics.ended(delta.finish_reason)
+            if delta.choice == 0:
+                self._metrics.cached_tokens.inc(delta.num_cached_tokens)
+
+    def _token(self, choice: int, now: float) -> None:
+        if choice in self._last:
+            self._metrics.inter_token.observe(now - self._last[choice])
+        elif not self._last:
+            self._metrics.first_token.observe(now - self._arrival)
+        self._last[choice] = now
+
+    def failed(self) -> None:
+        """The engine raised: the end is no cancellation."""
+        self._failed = True
+
+    def end(self) -> None:
+        """The request is over, by itself or because its client left."""
+        if self._open > 0 and not self._failed:
+            self._metrics.cancelled.inc()
+            return
+        self._metrics.end_to_end.observe(time.monotonic() - self._arrival)
+        self._metrics.request_output.observe(self._tokens)

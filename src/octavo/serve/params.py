@@ -1,0 +1,120 @@
+"""From a request body to `SamplingParams`, with every limit checked before anything is queued."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from octavo.core.errors import InvalidInput
+from octavo.core.params import SamplingParams
+from octavo.serve.config import ServeConfig
+from octavo.serve.errors import ApiError, from_invalid_input, invalid
+from octavo.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+
+__all__ = ["sampling_params", "top_logprobs"]
+
+_COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chat goes up to the context
+_PLAIN = (
+    "min_tokens",
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+)
+_ID_LISTS = ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logprob_token_ids")
+_BIAS_KEY = re.compile(r"\d{1,12}")
+
+
+def sampling_params(request: CompletionRequest | ChatRequest, config: ServeConfig, vocab_size: int) -> SamplingParams:
+    """The engine's parameters. Raises ``ApiError`` 400 naming field, value and remedy."""
+    _check_counts(request, config)
+    values: dict[str, Any] = {name: getattr(request, name) for name in _PLAIN}
+    values = {name: value for name, value in values.items() if value is not None}
+    values["max_tokens"] = _max_tokens(request)
+    values["stop"] = _stop_strings(request, config)
+    values["logprobs"] = top_logprobs(request, config)
+    values["prompt_logprobs"] = _prompt_logprobs(request, config)
+    if request.logit_bias:
+        values["logit_bias"] = _logit_bias(request.logit_bias, config, vocab_size)
+    for name in _ID_LISTS:
+        ids = getattr(request, name)
+        if ids is not None:
+            values[name] = _token_ids(name, ids, vocab_size)
+    try:
+        return SamplingParams(**values)
+    except InvalidInput as error:
+        raise from_invalid_input(error) from error
+
+
+def top_logprobs(request: CompletionRequest | ChatRequest, config: ServeConfig) -> int | None:
+    """How many alternatives to report beside each token; None for no logprobs at all."""
+    if isinstance(request, CompletionRequest):
+        return None if request.logprobs is None else _alternatives("logprobs", request.logprobs, config)
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    return _alternatives("top_logprobs", request.top_logprobs or 0, config) if request.logprobs else None
+
+
+def _alternatives(name: str, value: int, config: ServeConfig) -> int:
+    if not 0 <= value <= config.max_top_logprobs:
+        raise invalid(name, f"must be from 0 to {config.max_top_logprobs}, not {value}")
+    return value
+
+
+def _prompt_logprobs(request: CompletionRequest | ChatRequest, config: ServeConfig) -> int | None:
+    if request.prompt_logprobs is not None:
+        return _alternatives("prompt_logprobs", request.prompt_logprobs, config)
+    if isinstance(request, CompletionRequest) and request.echo:
+        return request.logprobs
+    return None
+
+
+def _check_counts(request: GenerationRequest, config: ServeConfig) -> None:
+    if request.n is not None and not 1 <= request.n <= config.max_choices:
+        raise invalid("n", f"must be from 1 to {config.max_choices}, not {request.n}")
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options", "has a meaning only with stream; set stream to true or leave it out")
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= 128:
+        raise invalid("cache_salt", "must have 1 to 128 characters")
+
+
+def _max_tokens(request: CompletionRequest | ChatRequest) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return _COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise invalid("max_tokens", "is the older name of max_completion_tokens; send one of them")
+    return old if new is None else new
+
+
+def _stop_strings(request: GenerationRequest, config: ServeConfig) -> tuple[str, ...]:
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stop) > config.max_stop_strings:
+        raise invalid("stop", f"has {len(stop)} strings; at most {config.max_stop_strings} are allowed")
+    if not all(1 <= len(text) <= config.max_stop_chars for text in stop):
+        raise invalid("stop", f"each string must have 1 to {config.max_stop_chars} characters")
+    return tuple(stop)
+
+
+def _logit_bias(bias: dict[str, float], config: ServeConfig, vocab_size: int) -> dict[int, float]:
+    if len(bias) > config.max_logit_bias:
+        raise invalid("logit_bias", f"has {len(bias)} entries; at most {config.max_logit_bias} are allowed")
+    if not all(_BIAS_KEY.fullmatch(key) and key.isascii() for key in bias):
+        raise invalid("logit_bias", "each key must be a token id written in digits")
+    _token_ids("logit_bias", [int(key) for key in bias], vocab_size)
+    return {int(key): value for key, value in bias.items()}
+
+
+def _token_ids(name: str, ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    wrong = next((i for i in ids if not 0 <= i < vocab_size), None)
+    if wrong is not None:
+        raise ApiError(400, f"{name}: {wrong} is no token id; ids are 0 to {vocab_size - 1}.", param=name)
+    return tuple(ids)

@@ -1,0 +1,101 @@
+"""What the HTTP layer needs of an engine: the seam where tests put a fake one.
+
+`octavo.engine.async_engine.AsyncEngine` has this shape. Nothing else of the engine is touched from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Protocol
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.params import SamplingParams
+from octavo.tokenizers.base import Tokenizer
+
+__all__ = ["Delta", "EnginePort"]
+
+
+class Delta(Protocol):
+    """What one step added to one choice."""
+
+    @property
+    def choice(self) -> int:
+        """Index of the choice, from 0."""
+
+    @property
+    def text(self) -> str:
+        """Text that is decided now; may be empty while a character or a stop string is undecided."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """New output tokens, the one that ended the choice included."""
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs] | None:
+        """One entry for each of `token_ids`; empty or None when not asked for."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Set once, on the last delta of the choice."""
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string or token id that ended the choice."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens of this choice so far."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache."""
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprobs | None] | None:
+        """One entry for each prompt token (None for the first), on one delta only."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the choice failed, if it did."""
+
+
+class EnginePort(Protocol):
+    """The engine as HTTP sees it."""
+
+    @property
+    def model_name(self) -> str:
+        """Name that the model was asked for by."""
+
+    @property
+    def max_seq_len(self) -> int:
+        """Prompt and output together."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids lie in [0, vocab_size)."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
+    ) -> AsyncGenerator[Delta, None]:
+        """Deltas of all choices until each has finished. Closing the iterator cancels the request."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Gauges and counters; cheap, callable from any thread."""
+
+    def health_problem(self) -> str | None:
+        """None while the engine makes progress; otherwise what is wrong."""

@@ -1,0 +1,167 @@
+"""From what a client sent as prompt to token ids. Everything here that grows with the text runs in a worker thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+
+from octavo.core.errors import InvalidInput
+from octavo.core.params import SamplingParams
+from octavo.serve.config import ServeConfig
+from octavo.serve.errors import ApiError, from_invalid_input, invalid
+from octavo.serve.port import EnginePort
+from octavo.serve.protocol import ChatRequest, CompletionRequest
+from octavo.tokenizers.base import Tokenizer
+
+__all__ = ["Prompt", "count_prompts", "decode_ids", "encode_chat_prompt", "encode_prompts", "fit_context"]
+
+_ROLES = ("system", "developer", "user", "assistant")
+_CONTEXT_CHARS = 8  # a prompt longer than this many characters a context token is refused before tokenizing
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt: its ids, and its text where `echo` needs it."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+
+
+def count_prompts(request: CompletionRequest, config: ServeConfig) -> int:
+    """How many prompts a completion has. Raises ``ApiError`` 400."""
+    return len(_split(request.prompt, config))
+
+
+def encode_prompts(request: CompletionRequest, engine: EnginePort, config: ServeConfig) -> list[Prompt]:
+    """The prompts of a completion. Raises ``ApiError`` 400."""
+    items = _split(request.prompt, config)
+    special = request.add_special_tokens is not False
+    return [_encode(item, engine, config, special=special, echo=bool(request.echo)) for item in items]
+
+
+def encode_chat_prompt(request: ChatRequest, engine: EnginePort, config: ServeConfig) -> list[Prompt]:
+    """The one prompt of a conversation, through the model's template. Raises ``ApiError`` 400."""
+    from octavo.tokenizers.chat import encode_chat
+
+    messages = _messages(request.messages)
+    _check_chars("messages", sum(len(message["content"]) for message in messages), engine, config)
+    try:
+        ids = encode_chat(engine.tokenizer, messages)
+    except InvalidInput as error:
+        raise ApiError(400, f"messages: {error.remedy}", param="messages") from error
+    return [Prompt(tuple(ids))]
+
+
+def decode_ids(ids: list[Any], engine: EnginePort) -> str:
+    """Text of ids, special tokens included. Raises ``ApiError`` 400."""
+    return engine.tokenizer.decode(_checked_ids(ids, engine.vocab_size), skip_special_tokens=False)
+
+
+def fit_context(prompts: Sequence[Prompt], params: SamplingParams, engine: EnginePort, param: str) -> None:
+    """Refuse what cannot fit the context: a prompt is never cut, nor an output in silence."""
+    limit, wanted = engine.max_seq_len, params.max_tokens
+    for prompt in prompts:
+        length = len(prompt.token_ids)
+        if length == 0:
+            raise invalid(param, "is empty; give at least one token")
+        if length + (1 if wanted is None else wanted) <= limit:
+            continue
+        if length < limit:
+            message = (
+                f"asks for {wanted} after a prompt of {length}, but the context holds {limit} tokens; ask for fewer"
+            )
+            raise invalid("max_tokens", message, code="context_length_exceeded")
+        message = f"has {length} tokens, but the context holds {limit} with the output; shorten it"
+        raise invalid(param, message, code="context_length_exceeded")
+
+
+def _split(prompt: Any, config: ServeConfig) -> list[str | list[int]]:
+    """A prompt field as a list of texts and id lists."""
+    if prompt is UNSET or prompt is None:
+        raise invalid("prompt", "is missing; give a string, token ids, or a list of either")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise invalid("prompt", "must be a string, token ids, or a list of either, not empty")
+    items: list[Any] = [prompt] if _is_int(prompt[0]) else prompt
+    if len(items) > config.max_prompts:
+        raise invalid("prompt", f"has {len(items)} prompts; at most {config.max_prompts} are allowed in one request")
+    return items
+
+
+def _encode(item: Any, engine: EnginePort, config: ServeConfig, *, special: bool, echo: bool) -> Prompt:
+    tokenizer = engine.tokenizer
+    if isinstance(item, str):
+        _check_chars("prompt", len(item), engine, config)
+        return Prompt(_encode_text(tokenizer, item, special), item)
+    ids = _checked_ids(item, engine.vocab_size)
+    return Prompt(ids, tokenizer.decode(ids, skip_special_tokens=False) if echo else "")
+
+
+def _encode_text(tokenizer: Tokenizer, text: str, special: bool) -> tuple[int, ...]:
+    try:
+        return tuple(tokenizer.encode(text, add_special_tokens=special))
+    except InvalidInput as error:
+        raise from_invalid_input(InvalidInput("prompt", None, error.remedy)) from error
+
+
+def _checked_ids(item: Any, vocab_size: int) -> tuple[int, ...]:
+    if not isinstance(item, list) or not all(_is_int(value) for value in item):
+        raise invalid("prompt", "must be a string, token ids, or a list of either")
+    wrong = next((value for value in item if not 0 <= value < vocab_size), None)
+    if wrong is not None:
+        raise invalid("prompt", f"{wrong} is no token id; ids are 0 to {vocab_size - 1}")
+    return tuple(item)
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int
+
+
+def _check_chars(param: str, count: int, engine: EnginePort, config: ServeConfig) -> None:
+    limit = min(config.max_prompt_chars, _CONTEXT_CHARS * engine.max_seq_len)
+    if count > limit:
+        message = f"has {count} characters; at most {limit} can fit the context; shorten it"
+        raise invalid(param, message, code="context_length_exceeded")
+
+
+def _messages(raw: Any) -> list[dict[str, Any]]:
+    if raw is UNSET or not raw:
+        raise invalid("messages", "is missing or empty; give at least one message with role and content")
+    return [_message(index, item) for index, item in enumerate(raw)]
+
+
+def _message(index: int, raw: dict[str, Any]) -> dict[str, Any]:
+    """One turn as the template sees it: role, content as one text, and a name if given."""
+    where = f"messages[{index}]"
+    for key, value in raw.items():
+        if key in ("tool_calls", "tool_call_id", "function_call", "audio", "reasoning_content") and value:
+            raise _bad(where, f"{key} is not supported; send the turn as text")
+    role, name = raw.get("role"), raw.get("name")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise _bad(where, f"role must be one of {', '.join(_ROLES)}")
+    if not (name is None or isinstance(name, str)):
+        raise _bad(where, "name must be a string")
+    named = {} if name is None else {"name": name}
+    return {"role": "system" if role == "developer" else role, "content": _content(where, raw.get("content")), **named}
+
+
+def _content(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _bad(where, "content must be a string or a list of text parts")
+    return "".join(_part_text(where, part) for part in content)
+
+
+def _part_text(where: str, part: Any) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        raise _bad(where, 'only parts like {"type": "text", "text": "..."} are supported by this model')
+    return str(part["text"])
+
+
+def _bad(where: str, message: str) -> ApiError:
+    return ApiError(400, f"{where}: {message}.", param="messages")

@@ -1,0 +1,146 @@
+"""Requests and answers of the OpenAI API as msgspec structs. Spelling of what OpenAI lacks follows vLLM.
+
+A field that is absent from an answer is `UNSET`; `None` is written as null.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+__all__ = [
+    "ChatChoice",
+    "ChatRequest",
+    "ChatResponse",
+    "CompletionChoice",
+    "CompletionRequest",
+    "CompletionResponse",
+    "GenerationRequest",
+    "PromptTokensDetails",
+    "StreamOptions",
+    "Usage",
+]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    banned_token_ids: list[int] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """Body of `/v1/completions`. `prompt`: a string, token ids, or a list of either."""
+
+    prompt: Any = UNSET
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[dict[str, Any]] | UnsetType = UNSET
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class PromptTokensDetails(Struct):
+    """Of the prompt tokens, those that came from the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class Usage(Struct, kw_only=True):
+    """Tokens of a request; a prompt counts once however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Choice(Struct, kw_only=True):
+    """What the choices of both APIs have in common."""
+
+    index: int
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+
+
+class CompletionChoice(Choice, kw_only=True):
+    """One choice of a completion, whole or a piece of it."""
+
+    text: str
+    logprobs: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChoice(Choice, kw_only=True):
+    """One choice of a chat completion: `message` when whole, `delta` in a stream."""
+
+    message: dict[str, Any] | UnsetType = UNSET
+    delta: dict[str, Any] | UnsetType = UNSET
+    logprobs: dict[str, Any] | None = None
+
+
+class Answer(Struct, kw_only=True):
+    """What the answers of both APIs have in common."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    usage: Usage | UnsetType | None = UNSET
+    warnings: list[dict[str, str]] | UnsetType = UNSET
+
+
+class CompletionResponse(Answer, kw_only=True):
+    """A completion, or one piece of a streamed one."""
+
+    choices: list[CompletionChoice]
+
+
+class ChatResponse(Answer, kw_only=True):
+    """A chat completion, or one piece of a streamed one."""
+
+    choices: list[ChatChoice]
+    prompt_token_ids: list[int] | UnsetType = UNSET

@@ -1,0 +1,159 @@
+"""An engine without a model: the seam at which the HTTP layer is tested.
+
+Its answer is a fixed function of the prompt: the prompt's text in upper case, then `" ✓"`, then the end token. A byte
+is a token, so one character may take several deltas, as with real models. What it was asked is kept for assertions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import InvalidInput
+from octavo.core.params import SamplingParams
+from octavo.tokenizers.simple import SimpleTokenizer
+
+EOS = 256
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+
+
+def byte_tokenizer() -> SimpleTokenizer:
+    """Bytes 0 to 255 are ids 0 to 255; 256 ends a text."""
+    vocab = [f"<0x{byte:02X}>" for byte in range(256)] + ["<eos>"]
+    return SimpleTokenizer(vocab, kind="bytes", eos=EOS, chat_template=TEMPLATE)
+
+
+@dataclass(frozen=True)
+class FakeDelta:
+    """See `octavo.serve.port.Delta`."""
+
+    choice: int = 0
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    error: str | None = None
+
+
+@dataclass
+class FakeEngine:
+    """See `octavo.serve.port.EnginePort`. `fail_after` and `hold` make it misbehave."""
+
+    model_name: str = "fake"
+    max_seq_len: int = 512
+    vocab_size: int = 257
+    tokenizer: SimpleTokenizer = field(default_factory=byte_tokenizer)
+    fail_after: int | None = None  # raise after this many tokens
+    fail_with: Exception = field(default_factory=lambda: RuntimeError("secret /path/of/engine"))
+    hold: bool = False  # generate never comes to its first token
+    problem: str | None = None
+    asked: list[tuple[tuple[int, ...], SamplingParams, str]] = field(default_factory=list)
+    live: int = 0
+    cancelled: int = 0
+
+    def health_problem(self) -> str | None:
+        return self.problem
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "num_running": self.live,
+            "num_waiting": 0,
+            "pages_total": 8,
+            "pages_free": 6,
+            "pages_cached": 1,
+            "steps": 3,
+        }
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
+    ) -> AsyncGenerator[FakeDelta, None]:
+        prompt = tuple(prompt_token_ids)
+        self.asked.append((prompt, params, request_id))
+        self.live += 1
+        done = False
+        try:
+            if self.hold:
+                await asyncio.Event().wait()
+            deltas = [delta for choice in range(params.n) for delta in _Writer(prompt, params, choice).deltas()]
+            for delta in deltas:
+                await asyncio.sleep(0)
+                if self.fail_after is not None and delta.num_output_tokens > self.fail_after:
+                    raise self.fail_with
+                yield delta
+            done = True
+        finally:
+            self.live -= 1
+            self.cancelled += not done
+
+
+class _Writer:
+    """All deltas of one choice."""
+
+    def __init__(self, prompt: tuple[int, ...], params: SamplingParams, choice: int) -> None:
+        text = bytes(i for i in prompt if i < EOS).decode("utf-8", "replace").upper() + f" ✓{choice or ''}"
+        self._answer = [*text.encode(), EOS]
+        self._prompt = prompt
+        self._params = params
+        self._choice = choice
+
+    def deltas(self) -> list[FakeDelta]:
+        limit = 10**9 if self._params.max_tokens is None else self._params.max_tokens
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        deltas: list[FakeDelta] = []
+        for count, token in enumerate(self._answer[:limit], 1):
+            ended = token == EOS
+            text = decoder.decode(b"" if ended else bytes([token]), final=ended or count == limit)
+            deltas.append(self._delta(text, token, count))
+        reason, stop = ("length", None) if len(self._answer) > limit else ("stop", None)
+        if not deltas:
+            return [FakeDelta(self._choice, finish_reason=reason, num_prompt_tokens=len(self._prompt))]
+        deltas[-1] = replace(deltas[-1], finish_reason=reason, stop_reason=stop)
+        return self._cut(deltas)
+
+    def _cut(self, deltas: list[FakeDelta]) -> list[FakeDelta]:
+        """Apply one-character stop strings, the kind whose text needs no holding back."""
+        for index, delta in enumerate(deltas):
+            if delta.text and delta.text in self._params.stop:
+                return [*deltas[:index], replace(delta, text="", finish_reason="stop", stop_reason=delta.text)]
+        return deltas
+
+    def _delta(self, text: str, token: int, count: int) -> FakeDelta:
+        asked = self._params.logprobs
+        entries = () if asked is None else (_entry(token, asked),)
+        ask_prompt = self._params.prompt_logprobs if count == 1 else None
+        of_prompt = None if ask_prompt is None else (None, *(_entry(i, ask_prompt) for i in self._prompt[1:]))
+        return FakeDelta(
+            self._choice,
+            text,
+            (token,),
+            entries,
+            num_prompt_tokens=len(self._prompt),
+            num_output_tokens=count,
+            num_cached_tokens=len(self._prompt) // 2,
+            prompt_logprobs=of_prompt,
+        )
+
+
+def _entry(token: int, top: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -0.25, 1, tuple((i, -0.25 - i) for i in range(top)))
+
+
+def refusing(field_name: str) -> FakeEngine:
+    """An engine that refuses every request at submit."""
+    error = InvalidInput(field_name, "text of the user", "say something else")
+    return FakeEngine(fail_after=0, fail_with=error)

@@ -1,0 +1,76 @@
+"""A client that leaves, or stops reading: its work is cancelled and its place is free again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from serve_http import CHAT, HELLO, Client, make_app, send
+
+LONG = {"messages": [{"role": "user", "content": "long " * 60}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("many", [1, 3])
+def test_leaving_before_the_first_token_cancels(stream: bool, many: int) -> None:
+    engine = FakeEngine(hold=True)
+
+    async def go() -> None:
+        path, body = (CHAT, HELLO) if many == 1 else ("/v1/completions", {"prompt": ["a"] * many})
+        client = Client(make_app(engine), path, {**body, "stream": stream})
+        running = asyncio.ensure_future(client.run())
+        while engine.live < many:
+            await asyncio.sleep(0)
+        client.leave()
+        await asyncio.wait_for(running, 5)
+
+    asyncio.run(go())
+    assert (engine.live, engine.cancelled) == (0, many)
+
+
+def test_leaving_in_the_middle_of_a_stream_cancels() -> None:
+    engine = FakeEngine()
+
+    async def go() -> list[dict[str, Any]]:
+        client = Client(make_app(engine), CHAT, {**LONG, "stream": True})
+        running = asyncio.ensure_future(client.run())
+        await client.until_sent(5)
+        client.leave()
+        await asyncio.wait_for(running, 5)
+        return client.sent
+
+    sent = asyncio.run(go())
+    assert (engine.live, engine.cancelled) == (0, 1)
+    assert sent[-1]["more_body"] and len(sent) < 40  # it did not run to its end
+
+
+def test_a_client_that_does_not_read_is_cut() -> None:
+    engine = FakeEngine()
+
+    async def go() -> list[dict[str, Any]]:
+        client = Client(make_app(engine, stall_timeout=0.02), CHAT, {**LONG, "stream": True})
+        running = asyncio.ensure_future(client.run())
+        await client.until_sent(3)
+        client.block_send = True
+        await asyncio.wait_for(running, 5)
+        return client.sent
+
+    assert len(asyncio.run(go())) < 40
+    assert engine.live == 0
+
+
+def test_places_are_given_back_by_whoever_leaves() -> None:
+    engine = FakeEngine()
+    app = make_app(engine, max_pending=1)
+
+    async def leave_at_once(stream: bool) -> None:
+        client = Client(app, CHAT, {**LONG, "stream": stream})
+        client.leave()
+        await asyncio.wait_for(client.run(), 5)
+
+    for stream in (False, True):
+        asyncio.run(leave_at_once(stream))
+        assert send(app, "POST", CHAT, json=HELLO).status_code == 200
+    assert engine.live == 0

@@ -1,0 +1,87 @@
+"""Bytes that are no request: always a 4xx in our error shape, never a 5xx, and the body is not echoed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_engine import FakeEngine
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serve_http import CHAT, COMPLETIONS, HELLO, check_error, make_app, send
+
+from octavo.serve.protocol import ChatRequest, CompletionRequest
+
+GOOD = json.dumps({"prompt": "SECRETWORD", "max_tokens": 2, "stop": ["x"]}).encode()
+JSON = {"content-type": "application/json"}
+
+TABLE = [
+    b"", b" ", b"null", b"[]", b'"SECRETWORD"', b"5", b"\xef\xbb\xbf{}", '{"prompt":"SECRETWORD"}'.encode("utf-16"),
+    b'{"prompt":"\xff\xfe"}', b'{"prompt":"\\ud800"}', b'{"prompt":"\\ude00SECRETWORD"}', b'{"prompt":"\xed\xa0\x80"}',
+    b'{"prompt":"a\x00b"}', b'{"prompt":"a","temperature":NaN}', b'{"prompt":"a","temperature":Infinity}',
+    b'{"prompt":"a","temperature":1e999}', b'{"prompt":"a","temperature":-1e999}',
+    b'{"prompt":"a","seed":' + b"9" * 10_000 + b"}", b'{"prompt":"a","max_tokens":' + b"9" * 30 + b"}",
+    b'{"prompt":' + b"[" * 100_000, b'{"prompt":' + b"[" * 500 + b"]" * 500 + b"}", b'{"x":' * 65 + b"1" + b"}" * 65,
+    b'{"prompt":"a"}{"prompt":"b"}', b"{'prompt': 'a'}", b'{"prompt":"a",}', b"--\xc3\x28", b"prompt=SECRETWORD",
+    b'{"prompt":[1e308]}', b'{"prompt":[9223372036854775808]}', b'{"prompt":[18446744073709551616]}',
+    b'{"prompt":[[[1]]]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", TABLE, ids=range(len(TABLE)))
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_malformed_bodies(path: str, body: bytes) -> None:
+    engine = FakeEngine()
+    response = send(make_app(engine), "POST", path, content=body, headers=JSON)
+    error = check_error(response, 400)
+    assert "SECRETWORD" not in response.text and "/" not in error["message"].replace("/v1/", "") and not engine.asked
+
+
+def test_a_body_cut_at_every_byte() -> None:
+    app = make_app()
+    for end in range(len(GOOD)):
+        check_error(send(app, "POST", COMPLETIONS, content=GOOD[:end], headers=JSON), 400)
+    assert send(app, "POST", COMPLETIONS, content=GOOD, headers=JSON).status_code == 200
+
+
+def test_a_body_is_counted_while_it_is_read() -> None:
+    app = make_app(max_body_bytes=100)
+
+    async def pieces():  # type: ignore[no-untyped-def]
+        for _ in range(50):
+            yield b" " * 10
+
+    check_error(send(app, "POST", COMPLETIONS, content=b" " * 101, headers=JSON), 413)
+    check_error(send(app, "POST", COMPLETIONS, content=pieces(), headers=JSON), 413)
+    lying = {**JSON, "content-length": "9" * 30}
+    check_error(send(app, "POST", COMPLETIONS, content=b"{}", headers=lying), 413)
+
+
+def test_only_plain_json_is_taken() -> None:
+    form = "application/x-www-form-urlencoded"
+    for headers in ({"content-type": "text/plain"}, {"content-type": form}, {**JSON, "content-encoding": "gzip"}):
+        check_error(send(make_app(), "POST", COMPLETIONS, content=GOOD, headers=headers), 415)
+
+
+_JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+_NAMES = st.sampled_from(
+    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, "tools", "best_of", "x"]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from([COMPLETIONS, CHAT, "/tokenize", "/detokenize"]), st.dictionaries(_NAMES, _JSON, max_size=4))
+def test_any_json_is_answered_or_refused_in_shape(path: str, fields: dict) -> None:  # type: ignore[type-arg]
+    body = {**({"prompt": "a"} if path == COMPLETIONS else HELLO), **fields}
+    response = send(make_app(), "POST", path, content=json.dumps(body), headers=JSON)
+    if response.status_code != 200:
+        assert 400 <= response.status_code < 500
+        check_error(response, response.status_code)
