@@ -22,11 +22,10 @@ def load_config_dict(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """
     config = read_json(Path(folder) / "config.json", _MAX_CONFIG)
     generation_path = Path(folder) / "generation_config.json"
-    if generation_path.exists():
-        generation = read_json(generation_path, _MAX_CONFIG)
-        merged = _ids(config.get("eos_token_id"), folder) + _ids(generation.get("eos_token_id"), folder)
-        if merged:
-            config["eos_token_id"] = list(dict.fromkeys(merged))
+    generation = read_json(generation_path, _MAX_CONFIG) if generation_path.exists() else {}
+    ids = _ids(config.get("eos_token_id"), folder) + _ids(generation.get("eos_token_id"), folder)
+    if ids:
+        config["eos_token_id"] = list(dict.fromkeys(ids))
     return config
 
 

@@ -59,8 +59,9 @@ def _reached_hub() -> Any:
     hub = _imported()
     if os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "TRUE", "YES", "ON"):
         raise SourceFailed("HF_HUB_OFFLINE is set")
-    endpoint = os.environ.get("HF_ENDPOINT") or hub.constants.ENDPOINT
-    reason = unreachable_reason(endpoint, REACH_S)
+    from huggingface_hub import constants
+
+    reason = unreachable_reason(constants.ENDPOINT, REACH_S)
     if reason:
         raise SourceFailed(reason)
     return hub

@@ -110,9 +110,11 @@ def _bytes_under(folder: Path) -> int:
 
 
 def _last_error(log: str) -> str:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["it said nothing"]
-    return _CREDENTIALS.sub("://", errors[-1])[:300]
+    """pip's last error, after the broken connection that may be behind it."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["it said nothing"]
+    broken = [line for line in lines if "connection broken" in line][-1:]
+    last = ([line for line in lines if line.startswith("ERROR")] or lines)[-1]
+    return "; ".join(_CREDENTIALS.sub("://", line)[:300] for line in [*broken, last])
 
 
 def join_members(members: list[tuple[Path, str]], output: Path, size: int) -> Path:

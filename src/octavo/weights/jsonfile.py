@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from octavo.core.errors import InvalidInput
-from octavo.weights.tensors import CorruptFile
+from octavo.weights.tensors import CorruptFile, open_regular
 
 __all__ = ["parse_json", "read_json"]
 
@@ -19,13 +18,11 @@ _BYTES_PER_MARK = 3  # a safetensors header has about six bytes for every bracke
 
 def read_json(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
     """The JSON object in a file of at most `max_bytes`; `InvalidInput` if unreadable, `CorruptFile` if malformed."""
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(max_bytes + 1)
-    except OSError as error:
-        raise InvalidInput("path", str(path), f"cannot be read ({error.strerror})") from error
-    if len(raw) > max_bytes:
-        raise CorruptFile(path, "file size", f"over {max_bytes}", f"at most {max_bytes} bytes are read")
+    file, size = open_regular(path)
+    with file:
+        if size > max_bytes:
+            raise CorruptFile(path, "file size", size, f"at most {max_bytes} bytes are read")
+        raw = file.read(size)
     return parse_json(raw, Path(path), "content")
 
 

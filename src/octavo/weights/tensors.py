@@ -8,14 +8,14 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.errors import InvalidInput
 
-__all__ = ["CorruptFile", "MappedFile", "TensorInfo", "WeightFile", "WeightSource"]
+__all__ = ["CorruptFile", "MappedFile", "TensorInfo", "WeightFile", "WeightSource", "open_regular"]
 
 
 class CorruptFile(InvalidInput):
@@ -92,25 +92,30 @@ class WeightFile:
         self.close()
 
 
+def open_regular(path: str | os.PathLike[str]) -> tuple[BinaryIO, int]:
+    """A regular file opened for reading, unbuffered, and its size; `InvalidInput` for anything else."""
+    try:
+        # O_NONBLOCK: opening a named pipe must not wait for its writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise InvalidInput("path", str(path), f"cannot be opened ({error.strerror})") from error
+    held = os.fstat(handle)
+    if not stat.S_ISREG(held.st_mode):
+        os.close(handle)
+        raise InvalidInput("path", str(path), "give a regular file")
+    return os.fdopen(handle, "rb", buffering=0), held.st_size
+
+
 class MappedFile:
     """A regular file mapped read-only: every access is checked against the real size."""
 
     def __init__(self, path: str | os.PathLike[str], min_size: int) -> None:
         self.path = Path(path)
-        with self._open() as file:
-            mode, self.size = os.fstat(file.fileno())[0], os.fstat(file.fileno()).st_size
-            if not stat.S_ISREG(mode):
-                raise InvalidInput("path", str(path), "give a regular file")
+        file, self.size = open_regular(path)
+        with file:
             if self.size < min_size:
                 raise CorruptFile(path, "file size", self.size, f"at least {min_size} bytes are needed")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def _open(self) -> Any:
-        try:
-            # O_NONBLOCK: opening a named pipe must not wait for its writer.
-            return os.fdopen(os.open(self.path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb", buffering=0)
-        except OSError as error:
-            raise InvalidInput("path", str(self.path), f"cannot be opened ({error.strerror})") from error
 
     def bytes_at(self, start: int, length: int) -> bytes:
         """`[start, start + length)`; the caller has checked the range, a breach is an error and never short."""
