@@ -169,7 +169,8 @@ def logprobs_row(logits: Sequence[float], token_id: int, k: int, chosen: Sequenc
     normaliser = top + math.log(sum(math.exp(v - top) for v in logits))
     mine = logits[token_id]
     rank = 1 + sum(v > mine for v in logits) + sum(v == mine for v in logits[:token_id])
-    best = heapq.nsmallest(k, range(len(logits)), key=lambda i: (-logits[i], i)) if k > 0 else []
+    possible = (i for i, v in enumerate(logits) if v != BANNED)
+    best = heapq.nsmallest(k, possible, key=lambda i: (-logits[i], i)) if k > 0 else []
     return TokenLogprobs(
         token_id,
         mine - normaliser,

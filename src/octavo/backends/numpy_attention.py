@@ -1,0 +1,135 @@
+"""Paged attention in NumPy: chunks of 512 absolute positions, ascending, merged with a running maximum.
+
+Inside a chunk one maximum and one matrix product stand for the reference's eight blocks: BLAS orders its own sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.numpy_pages import ChunkLanes, NumpyKVPool, Unit, make_unit, units_of
+from octavo.backends.ops import ForwardBatch
+
+Floats = NDArray[np.float32]
+Partial = tuple[Floats, Floats, Floats]  # maximum [B, KVH, M], sum [B, KVH, M], weighted values [B, KVH, M, Dv]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What one attention call fixes for all its rows."""
+
+    layer: int
+    scale: float
+    window: int
+    soft_cap: float
+    sinks: Any  # [heads] or None
+    head_dim: int
+
+
+def attention(q: Floats, batch: ForwardBatch, scoring: Scoring) -> Floats:
+    """[T, heads * head_dim] -> [T, heads * v_dim], from pages only."""
+    pool: NumpyKVPool = batch.kv
+    group, _ = pool.where[scoring.layer]
+    heads = q.shape[1] // scoring.head_dim
+    v_dim = pool.values.shape[2] // pool.num_kv_heads
+    out = np.empty((len(q), heads * v_dim), np.float32)
+    for unit in units_of(batch, group, scoring.window):
+        y = _attend(q, unit, pool, scoring)
+        if unit.tokens.shape[1] > 1 and not np.isfinite(y).all():
+            y = _token_by_token(q, unit, batch, scoring)
+        out[unit.tokens.ravel()] = y
+    return out
+
+
+def _token_by_token(q: Floats, unit: Unit, batch: ForwardBatch, scoring: Scoring) -> Floats:
+    """A value that is not finite must not reach earlier tokens of its sequence through 0 * inf in a shared product."""
+    group, _ = batch.kv.where[scoring.layer]
+    first = int(unit.tokens[0, 0])
+    row = int(np.searchsorted(batch.cu_seqlens_q, first, side="right")) - 1
+    parts = [make_unit(batch, group, scoring.window, [(row, int(t), int(t) + 1)]) for t in unit.tokens[0]]
+    return np.concatenate([_attend(q, part, batch.kv, scoring) for part in parts])
+
+
+def _attend(q: Floats, unit: Unit, pool: NumpyKVPool, scoring: Scoring) -> Floats:
+    """One unit: -> [B * n, heads * v_dim]."""
+    count, length = unit.tokens.shape
+    kv_heads = pool.num_kv_heads
+    shaped = q[unit.tokens.ravel()].reshape(count, length, kv_heads, -1, scoring.head_dim)
+    group = shaped.shape[3]
+    queries = shaped.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, group * length, -1)  # M = group * n
+    queries = queries * np.float32(scoring.scale)
+    total: Partial | None = None
+    with np.errstate(invalid="ignore", over="ignore"):
+        for chunk in unit.chunks:
+            part = _chunk_partial(queries, chunk, pool, scoring)
+            if total is None and chunk.rows is None:
+                total = part
+            else:
+                total = _merge(_empty(queries, part) if total is None else total, part, chunk)
+        if total is None:  # a unit has at least the chunk of its own tokens
+            return np.empty((0, 0), np.float32)
+        y = _normalise(total, scoring, group, length)
+    return y.reshape(count, kv_heads, group, length, -1).transpose(0, 3, 1, 2, 4).reshape(count * length, -1)
+
+
+def _chunk_partial(queries: Floats, chunk: ChunkLanes, pool: NumpyKVPool, scoring: Scoring) -> Partial:
+    _, index = pool.where[scoring.layer]
+    chosen = queries if chunk.rows is None else queries[chunk.rows]
+    keys, values = (_gather(store[index], chunk, pool.num_kv_heads) for store in (pool.keys, pool.values))
+    scores = np.matmul(chosen, keys.swapaxes(2, 3))  # [B, KVH, M, L]
+    if scoring.soft_cap:
+        cap = np.float32(scoring.soft_cap)
+        scores = cap * np.tanh(scores / cap)
+    batch, kv_heads, _, lanes = scores.shape
+    length = chunk.hidden.shape[1]
+    np.copyto(scores.reshape(batch, kv_heads, -1, length, lanes), -np.inf, where=chunk.hidden[:, None, None])
+    top = scores.max(axis=3)
+    scores -= _finite(top)[..., None]
+    weights = np.exp(scores, out=scores)
+    return top, weights.sum(axis=3), np.matmul(weights, values)
+
+
+def _gather(store: Floats, chunk: ChunkLanes, kv_heads: int) -> Floats:
+    """[slots, heads * dim] -> [B, KVH, L, dim], a view whose rows BLAS can take as they lie."""
+    batch, lanes = chunk.slots.shape
+    rows = store.take(chunk.slots.ravel(), axis=0)
+    return rows.reshape(batch, lanes, kv_heads, -1).transpose(0, 2, 1, 3)
+
+
+def _finite(top: Floats) -> Floats:
+    """Maxima, with 0 for rows that see nothing here, so that exp(-inf - top) is 0 and not NaN."""
+    return np.where(top == -np.inf, np.float32(0.0), top)
+
+
+def _empty(queries: Floats, like: Partial) -> Partial:
+    shape = queries.shape[:3]
+    zeros = np.zeros(shape, np.float32)
+    return np.full(shape, -np.inf, np.float32), zeros, np.zeros((*shape, like[2].shape[3]), np.float32)
+
+
+def _merge(total: Partial, part: Partial, chunk: ChunkLanes) -> Partial:
+    rows: Any = slice(None) if chunk.rows is None else chunk.rows
+    old = total[0][rows]
+    top = np.maximum(old, part[0])
+    base = _finite(top)
+    a, b = np.exp(old - base), np.exp(part[0] - base)
+    total[2][rows] = a[..., None] * total[2][rows] + b[..., None] * part[2]
+    total[1][rows] = a * total[1][rows] + b * part[1]
+    total[0][rows] = top
+    return total
+
+
+def _normalise(total: Partial, scoring: Scoring, group: int, length: int) -> Floats:
+    top, denominator, sums = total
+    if scoring.sinks is not None:
+        per_head = np.asarray(scoring.sinks, np.float32).reshape(1, -1, group)
+        sinks = np.repeat(per_head, length, axis=2)  # [1, KVH, M]
+        base = np.maximum(top, sinks)
+        shrink = np.exp(top - base)
+        sums = sums * shrink[..., None]
+        denominator = denominator * shrink + np.exp(sinks - base)
+    return sums / denominator[..., None]

@@ -1,0 +1,139 @@
+"""Pages of K/V as arrays, and the index arrays of a step's attention: made once per step, used by every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.list_pages import layer_map
+from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK, ForwardBatch
+from octavo.core.errors import InvalidInput
+from octavo.core.kv_groups import KVGroup
+
+Ints = NDArray[np.int64]
+
+
+class NumpyKVPool:
+    """`keys` and `values`: [layer within its group, slot, heads * dim]; slot = page * page_size + offset.
+
+    One slot past the last page stays zero: lanes that a row must not see are gathered from it, so that what lies in
+    unused slots never reaches a result. Raises InvalidInput for groups that differ in shape, or are not fp32.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, groups: Sequence[KVGroup]) -> None:
+        shapes = {(g.num_kv_heads, g.k_dim, g.v_dim, g.dtype) for g in groups}
+        if len(shapes) != 1 or groups[0].dtype != "fp32":
+            raise InvalidInput("groups", sorted(shapes), "the numpy backend takes groups of one shape, in fp32")
+        group = groups[0]
+        depth = max(len(g.layers) for g in groups)
+        self.num_pages, self.page_size, self.groups = num_pages, page_size, tuple(groups)
+        self.num_kv_heads = group.num_kv_heads
+        self.where = layer_map(groups)  # layer -> (group, index within the group)
+        self.zero_slot = num_pages * page_size
+        self.keys = np.zeros((depth, self.zero_slot + 1, group.num_kv_heads * group.k_dim), np.float32)
+        self.values = np.zeros((depth, self.zero_slot + 1, group.num_kv_heads * group.v_dim), np.float32)
+
+    def write(self, page: int, offset: int, key: Sequence[float], value: Sequence[float]) -> None:
+        """Store one token's key and value, all layers flattened."""
+        slot = page * self.page_size + offset
+        for store, flat in ((self.keys, key), (self.values, value)):
+            layers = np.asarray(flat, np.float32).reshape(-1, store.shape[2])
+            store[: len(layers), slot] = layers
+
+    def read(self, page: int, offset: int) -> tuple[list[float], list[float]]:
+        """One token's key and value, all layers flattened."""
+        slot = page * self.page_size + offset
+        return self.keys[:, slot].ravel().tolist(), self.values[:, slot].ravel().tolist()
+
+    def copy_page(self, src: int, dst: int) -> None:
+        """All slots of page `src` to page `dst`."""
+        size = self.page_size
+        for store in (self.keys, self.values):
+            store[:, dst * size : (dst + 1) * size] = store[:, src * size : (src + 1) * size]
+
+    def move_slot(self, source: int, target: int) -> None:
+        """All layers of slot `source` to slot `target`."""
+        for store in (self.keys, self.values):
+            store[:, target] = store[:, source]
+
+    def forget(self, page: int) -> None:
+        """The page is free. Its bytes may stay: no lane reaches them before they are written again."""
+
+
+@dataclass(frozen=True)
+class ChunkLanes:
+    """What B rows read from one 512-position chunk. Lanes that no query of a row may see come from the zero slot."""
+
+    rows: Ints | None  # which rows of the unit take part; None: all
+    slots: Ints  # [B, L]
+    hidden: NDArray[np.bool_]  # [B, n, L] True: the query may not see the lane
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Sequences with the same number of query tokens, attended together: `tokens` [B, n] are their token rows."""
+
+    tokens: Ints
+    chunks: tuple[ChunkLanes, ...]  # ascending
+
+
+def units_of(batch: ForwardBatch, group: int, window: int) -> tuple[Unit, ...]:
+    """The attention work of a step for one group and window, cached in the batch. One-token rows form one unit."""
+    key = ("units", group, window)
+    if key not in batch.cache:
+        spans = [(row, start, stop) for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q.tolist()))]
+        decodes = [(row, start, stop) for row, start, stop in spans if stop - start == 1]
+        prefills = [[span] for span in spans if span[2] - span[1] > 1]
+        parts = ([decodes] if decodes else []) + prefills
+        batch.cache[key] = tuple(make_unit(batch, group, window, part) for part in parts)
+    return batch.cache[key]
+
+
+def make_unit(batch: ForwardBatch, group: int, window: int, spans: Sequence[tuple[int, int, int]]) -> Unit:
+    """The unit of sequences (row, first token, last token + 1), all of one length."""
+    tokens = np.array([range(start, stop) for _, start, stop in spans], np.int64)  # [B, n]
+    positions = batch.positions[tokens]
+    first = np.maximum(positions[:, 0] - window + 1, 0) if window else np.zeros(len(spans), np.int64)
+    table = page_array(batch, group)[[row for row, _, _ in spans]]
+    stop = positions[:, -1] + 1
+    chunks = tuple(
+        _chunk(number, table, positions, first, stop, window, batch.kv)
+        for number in range(int(first.min()) // ATTENTION_CHUNK, (int(stop.max()) - 1) // ATTENTION_CHUNK + 1)
+    )
+    return Unit(tokens, chunks)
+
+
+def page_array(batch: ForwardBatch, group: int) -> Ints:
+    """The page tables of one group as one array [S, *], padded with -1."""
+    key = ("pages", group)
+    if key not in batch.cache:
+        rows = batch.page_table[group]
+        table = np.full((len(rows), max(map(len, rows))), -1, np.int64)
+        for row, pages in enumerate(rows):
+            table[row, : len(pages)] = pages
+        batch.cache[key] = table
+    return batch.cache[key]
+
+
+def _chunk(
+    number: int, table: Ints, positions: Ints, first: Ints, stop: Ints, window: int, pool: NumpyKVPool
+) -> ChunkLanes:
+    low = np.maximum(first, number * ATTENTION_CHUNK)
+    high = np.minimum(stop, (number + 1) * ATTENTION_CHUNK)
+    active = np.flatnonzero(high > low)
+    rows = None if len(active) == len(first) else active
+    low, high, table, positions = low[active], high[active], table[active], positions[active]
+    begin = int(low.min()) // ATTENTION_BLOCK * ATTENTION_BLOCK
+    end = -(-int(high.max()) // ATTENTION_BLOCK) * ATTENTION_BLOCK
+    lanes = np.arange(begin, end)  # [L]
+    pages = table[:, np.minimum(lanes // pool.page_size, table.shape[1] - 1)]  # [B, L]
+    live = (lanes >= low[:, None]) & (lanes < high[:, None])
+    slots = np.where(live, pages * pool.page_size + lanes % pool.page_size, pool.zero_slot)
+    seen = (lanes <= positions[:, :, None]) & live[:, None]
+    if window:
+        seen &= lanes > positions[:, :, None] - window
+    return ChunkLanes(rows, slots, ~seen)

@@ -1,0 +1,152 @@
+"""Sampling on arrays: the definitions of backends/sampling.py, one row at a time except for the greedy fast path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends import numpy_random
+from octavo.backends.ops import SamplingRow
+from octavo.backends.sampling import REACH, banned_ids, check_ids, is_plain, refuse_undrawable
+from octavo.core.batch import TokenLogprobs
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+FIRST_SORT = 1024  # how many of the best are ordered before more are needed
+
+
+def process_logits(logits: Floats, rows: Sequence[SamplingRow]) -> Floats:
+    """New logits [R, V] after bias, bans and penalties; the input itself when no row asks for any."""
+    if all(is_plain(wanted) for wanted in rows):
+        return logits
+    logits = logits.copy()
+    for row, wanted in zip(logits, rows, strict=True):
+        if not is_plain(wanted):
+            _process_row(row, wanted)
+    return logits
+
+
+def _process_row(row: Floats, wanted: SamplingRow) -> None:
+    bias = wanted.params.logit_bias
+    check_ids("logit_bias", bias, len(row))
+    if bias:
+        row[_keys(bias)] += np.fromiter(bias.values(), np.float64, len(bias))
+    allowed, mask = wanted.params.allowed_token_ids, wanted.grammar_mask
+    if allowed is not None:
+        check_ids("allowed_token_ids", allowed, len(row))
+        _keep_only(row, np.asarray(allowed, np.int64))
+    check_ids("banned_token_ids", banned_ids(wanted), len(row))
+    row[list(banned_ids(wanted))] = -np.inf
+    if mask is not None:
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[: len(row)]
+        _keep_only(row, np.flatnonzero(bits))
+    _penalise(row, wanted)
+
+
+def _keep_only(row: Floats, ids: Ids) -> None:
+    kept = row[ids]
+    row[:] = -np.inf
+    row[ids] = kept
+
+
+def _keys(counts: Mapping[int, object]) -> Ids:
+    return np.fromiter(counts, np.int64, len(counts))
+
+
+def _penalise(row: Floats, wanted: SamplingRow) -> None:
+    p = wanted.params
+    if p.repetition_penalty != 1.0:
+        seen = _keys({**wanted.prompt_counts, **wanted.output_counts})
+        logits = row[seen].astype(np.float64)
+        row[seen] = np.where(logits > 0.0, logits / p.repetition_penalty, logits * p.repetition_penalty)
+    if (p.frequency_penalty or p.presence_penalty) and wanted.output_counts:
+        seen = _keys(wanted.output_counts)
+        counts = np.fromiter(wanted.output_counts.values(), np.float64, len(seen))
+        row[seen] -= counts * p.frequency_penalty + (counts > 0) * p.presence_penalty
+
+
+def sample(logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
+    """One id per row. Raises RowError naming the rows (indices into `rows`) from which nothing can be drawn."""
+    best = logits.argmax(axis=1) if len(rows) else np.empty(0, np.int64)  # the first NaN, where there is one
+    ids: list[int | None] = []
+    for row, wanted, place in zip(logits, rows, best.tolist(), strict=True):
+        top = float(row[place])
+        if math.isnan(top) or top == -math.inf:
+            ids.append(None)
+        elif wanted.params.temperature == 0.0:
+            ids.append(place)
+        else:
+            ids.append(_draw(*_candidates(row, top, wanted), wanted))
+    refuse_undrawable(ids)
+    return [i for i in ids if i is not None]
+
+
+def _candidates(row: Floats, top: float, wanted: SamplingRow) -> tuple[Doubles, Ids]:
+    """(score, id) of what may be drawn: `sampling.candidates`."""
+    p = wanted.params
+    if top == math.inf:
+        row, top = np.where(row == np.inf, np.float32(0.0), np.float32(-np.inf)), 0.0
+    with np.errstate(over="ignore"):
+        scores = (row.astype(np.float64) - top) / p.temperature
+    if p.top_k <= 0 and p.top_p >= 1.0 and p.min_p <= 0.0:
+        ids = np.flatnonzero(scores >= -REACH)
+        return scores[ids], ids
+    if p.top_k > 0:
+        ids = _best(row, p.top_k)
+        return _cut(scores[ids], ids, float(np.exp(scores[ids]).sum()), p.top_p, p.min_p)
+    total = float(np.exp(scores).sum())
+    for count in (FIRST_SORT, 16 * FIRST_SORT, len(row)):
+        ids = _best(row, count)
+        kept = _cut(scores[ids], ids, total, p.top_p, p.min_p)
+        if len(kept[1]) < len(ids):
+            break
+    return kept
+
+
+def _best(row: Floats, count: int) -> Ids:
+    """The ids of the `count` largest logits above -inf, ordered (logit descending, id ascending)."""
+    if count < len(row):
+        threshold = np.partition(row, len(row) - count)[len(row) - count]
+        ids = np.flatnonzero((row >= threshold) & (row > -np.inf))
+    else:
+        ids = np.flatnonzero(row > -np.inf)
+    return ids[np.lexsort((ids, -row[ids]))][:count]
+
+
+def _cut(scores: Doubles, ids: Ids, total: float, top_p: float, min_p: float) -> tuple[Doubles, Ids]:
+    """`sampling.cut` of ordered candidates; `total` is the sum of all weights that top_p refers to."""
+    weights = np.exp(scores)
+    kept = weights >= min_p
+    if top_p < 1.0:
+        before = np.concatenate(([0.0], np.cumsum(weights)[:-1]))
+        before[0] = -1.0  # the likeliest always stays
+        kept &= before < top_p * total
+    return scores[kept], ids[kept]
+
+
+def _draw(scores: Doubles, ids: Ids, wanted: SamplingRow) -> int:
+    bits = numpy_random.noise_bits(wanted.seed, wanted.choice, wanted.output_index, ids, wanted.purpose)
+    keys = scores + numpy_random.gumbel(bits)
+    return int(ids[keys == keys.max()].min())
+
+
+def logprobs_row(row: Floats, token_id: int, k: int, chosen: Sequence[int]) -> TokenLogprobs:
+    """`sampling.logprobs_row` of one row of raw logits."""
+    logits = row.astype(np.float64)
+    top = logits.max()
+    normaliser = float(top + np.log(np.exp(logits - top).sum()))
+    mine = row[token_id]
+    rank = 1 + int(np.count_nonzero(row > mine)) + int(np.count_nonzero(row[:token_id] == mine))
+    best = _best(row, k).tolist() if k > 0 else []
+    return TokenLogprobs(
+        int(token_id),
+        float(logits[token_id]) - normaliser,
+        rank,
+        tuple((i, float(logits[i]) - normaliser) for i in best),
+        tuple((i, float(logits[i]) - normaliser) for i in chosen),
+    )
