@@ -23,7 +23,8 @@ NUM_TOKENS = 64
 LOGIT_STEPS = (0, 1, 7, 31, 63)  # output indices whose logits are stored; 0 is the prompt's last position
 NUM_SAMPLED_IDS = 64
 NUM_TOP = 20
-NOISE_LIMIT = 2e-3  # cached against uncached, largest difference of any logit
+NOISE_LIMIT = 2e-3  # cached against uncached: largest difference of any logit, at any step
+STORED_NOISE_LIMIT = 2e-4  # the same at the steps whose logits are stored
 
 _SUFFIXES = {
     "attn_norm": "input_layernorm",
@@ -109,15 +110,17 @@ def golden(model: Any, prompt_ids: list[int], sampled: np.ndarray) -> tuple[dict
     """One prompt's tokens (for the JSON file) and numbers (for the npz file)."""
     tokens, logits = greedy(model, prompt_ids)
     again = uncached(model, prompt_ids, tokens)
-    noise = float(np.abs(again - logits).max())
-    if again.argmax(-1).tolist() != tokens or noise > NOISE_LIMIT:
-        raise ValueError(f"cached and uncached runs differ: noise {noise}, prompt {prompt_ids[:8]}")
+    noise = np.abs(again - logits).max(-1)
+    too_noisy = noise.max() > NOISE_LIMIT or noise[list(LOGIT_STEPS)].max() > STORED_NOISE_LIMIT
+    if again.argmax(-1).tolist() != tokens or too_noisy:
+        raise ValueError(f"cached and uncached runs differ by up to {noise.max()}, prompt {prompt_ids[:8]}")
     order = np.argsort(-logits, axis=-1, kind="stable")
     pair = np.take_along_axis(logits, order[:, :2], axis=-1)
     kept = logits[list(LOGIT_STEPS)]
     top = order[list(LOGIT_STEPS), :NUM_TOP]
-    plain = {"prompt_token_ids": prompt_ids, "output_token_ids": tokens, "noise": noise}
+    plain = {"prompt_token_ids": prompt_ids, "output_token_ids": tokens}
     return plain, {
+        "noise": noise,
         "gap": pair[:, 0] - pair[:, 1],
         "second_ids": order[:, 1].astype(np.int32),
         "logits": kept[:, sampled],
@@ -147,7 +150,9 @@ def write_real(path: Path, prompts: tuple[str, ...], chat: bool, target: Path) -
         plain, numbers = golden(model, ids, sampled)
         plains.append({"user": prompt, "text": text} | plain if chat else {"text": text} | plain)
         arrays.append(numbers)
-        print(f"{path.name}: {len(ids)} tokens, least gap {numbers['gap'].min():.2e}, noise {plain['noise']:.1e}")
+        print(
+            f"{path.name}: {len(ids)} tokens, least gap {numbers['gap'].min():.2e}, noise {numbers['noise'].max():.1e}"
+        )
     stacked = {key: np.stack([numbers[key] for numbers in arrays]) for key in arrays[0]}
     np.savez_compressed(target.with_suffix(".npz"), sampled_ids=sampled, **stacked)
     head = {

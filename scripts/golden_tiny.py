@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "models"))
-from tiny import CASES, digest, make_weights, prompt
+from tiny_checkpoints import CASES, digest, make_weights, prompt
 
 NUM_SHARDS = 3
 

@@ -113,6 +113,9 @@ class ModelConfig:
     dtype: str = "float32"  # of the checkpoint, for information
 
     def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise InvalidInput(name, getattr(self, name), "must be at least 1")
         if not self.layer_windows:
             object.__setattr__(self, "layer_windows", (0,) * self.num_layers)
         if not self.query_scale:
@@ -121,9 +124,6 @@ class ModelConfig:
 
     def _check(self) -> None:
         """What must hold between fields."""
-        for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(name, getattr(self, name), "must be at least 1")
         rules = (
             ("num_kv_heads", self.num_heads % self.num_kv_heads == 0, f"must divide num_heads ({self.num_heads})"),
             ("head_dim", self.head_dim % 2 == 0, "must be even: rotary embedding turns pairs"),

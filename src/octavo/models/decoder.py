@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.core.kv_groups import KVGroup, make_kv_groups
 from octavo.models.config import ModelConfig
 from octavo.models.keys import ConfigKeys
 from octavo.models.rope import resolve_rope
@@ -66,14 +67,13 @@ class Decoder(ABC):
 
     def prepare(self, name: str, array: Any) -> Any:
         """A weight as the ops want it, done once at load: norm weights stored as weight - 1 get their one."""
-        if self.config.norm_offset and name.endswith("norm.weight"):
-            return array + array.dtype.type(self.config.norm_offset)
-        return array
+        offset = self.config.norm_offset
+        if not offset or not name.endswith("norm.weight"):
+            return array
+        return [value + offset for value in array] if isinstance(array, list) else array + array.dtype.type(offset)
 
-    def kv_groups(self, dtype: str = "fp32") -> Any:
-        """The KV groups of the page tables: layers with equal windows share pages (`core.kv.make_kv_groups`)."""
-        from octavo.core.kv import make_kv_groups
-
+    def kv_groups(self, dtype: str = "fp32") -> tuple[KVGroup, ...]:
+        """The KV groups of the page tables: layers with equal windows share pages (`core.kv_groups`)."""
         c = self.config
         return make_kv_groups(c.layer_windows, c.num_kv_heads, c.head_dim, c.head_dim, dtype)
 

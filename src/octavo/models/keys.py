@@ -18,7 +18,7 @@ class ConfigKeys:
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
         if not isinstance(values, Mapping):
-            raise InvalidInput(prefix or "config", values, "must be an object of keys and values")
+            raise InvalidInput(f"config: {prefix}".rstrip(". :"), values, "must be an object of keys and values")
         self.values, self.prefix = values, prefix
 
     def has(self, key: str) -> bool:

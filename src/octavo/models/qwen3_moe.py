@@ -25,7 +25,7 @@ class Qwen3Moe(Qwen3):
         """Experts, and which layers have none; a window that is switched on holds on every layer."""
         layers = keys.get("num_hidden_layers")
         window = keys.size("sliding_window", MAX_POSITIONS, 4096) if keys.flag("use_sliding_window", False) else 0
-        experts = "num_experts" if keys.has("num_experts") else "num_local_experts"
+        experts = "num_local_experts" if keys.has("num_local_experts") else "num_experts"
         step = keys.size("decoder_sparse_step", MAX_LAYERS, 1)
         plain = keys.ids("mlp_only_layers", layers)
         return super().config_fields(keys) | {
