@@ -148,7 +148,7 @@ def build_batch(
     """Hand out one step's tokens: ``(id, phase, tokens)``, decodes first, in the given order.
 
     ``requests`` are ``{"id", "phase": "decode" | "waiting" | "prefill", "prompt_left"}``; a decode takes one token, the
-    others what is left of the prompt, bounded by the chunk and the budget. Nothing is changed and no fairness is promised:
+    others what is left of the prompt, bounded by the chunk and the budget. Nothing is changed, no fairness promised:
     that is the caller's order. Raises ``InvalidInput`` for a budget below 1 or an id that comes twice.
     """
     for name, budget in (

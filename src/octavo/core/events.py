@@ -28,7 +28,7 @@ class TokenEvent:
     CHOICE_END: ``finish_reason``, ``stop_reason`` (the stop token's id or the stop string; None for end-of-sequence),
     ``num_output_tokens`` as finally counted, ``error`` if the choice failed.
     REQUEST_END: ``num_output_tokens`` of all choices together; its ``finish_reason`` is that of choice 0.
-    ``prompt_logprobs`` comes once for each choice, with its first event: one entry for each prompt token, None for the first.
+    ``prompt_logprobs`` comes once for each choice, with its first event: one entry a prompt token, None for the first.
     """
 
     request_id: str

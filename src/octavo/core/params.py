@@ -184,9 +184,7 @@ class SamplingParams:
             return
         self._normalise("allowed_token_ids", check_ids, MAX_ALLOWED_IDS)
         if not set(self.allowed_token_ids) - set(self.banned_token_ids):
-            raise InvalidInput(
-                "allowed_token_ids", self.allowed_token_ids, "leave at least one token that is not banned"
-            )
+            raise InvalidInput("allowed_token_ids", self.allowed_token_ids, "leave a token that is not banned")
 
     def __hash__(self) -> int:
         values = [getattr(self, item.name) for item in fields(self) if item.name != "logit_bias"]

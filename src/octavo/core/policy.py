@@ -51,8 +51,8 @@ def make_policy(name: str) -> Policy:
 def service_order(waiting: Iterable[Branch], policy: Policy, bypass_limit: int) -> list[Branch]:
     """Waiting branches in the order in which they are to be admitted.
 
-    A branch that ``bypass_limit`` later arrivals have passed goes first, oldest first. Those that it could still be passed
-    by are older or have been passed as often, so no later arrival is admitted before it any more.
+    A branch that ``bypass_limit`` later arrivals have passed goes first, oldest first. Those that could still pass it
+    are older or have been passed as often, so no later arrival is admitted before it any more.
     """
 
     def key(branch: Branch) -> tuple[int, ...]:

@@ -118,7 +118,8 @@ class Branch:
         self.prefix_waits = 0
         self.num_preemptions = 0
         self.use_prefix = True
-        self.needs_init = True
+        self.needs_init = True  # its slot does not hold its state yet
+        self.prompt_logprobs_delivered = False
 
     def __repr__(self) -> str:
         return f"<Branch {self.key} {self.state.value} {self.num_resident_tokens}/{self.num_tokens}>"
@@ -231,6 +232,7 @@ class Branch:
             "num_delivered_tokens": self.num_delivered_tokens,
             "admissions": self.admissions,
             "num_preemptions": self.num_preemptions,
+            "prompt_logprobs_delivered": self.prompt_logprobs_delivered,
             "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
             "stop_reason": self.stop_reason,
             "error": self.error,
@@ -245,6 +247,7 @@ class Branch:
         for name in ("num_computed_tokens", "num_cached_tokens", "num_delivered_tokens", "admissions"):
             setattr(self, name, check_int(name, saved[name], 0, MAX_COUNT))
         self.num_preemptions = check_int("num_preemptions", saved["num_preemptions"], 0, MAX_COUNT)
+        self.prompt_logprobs_delivered = bool(saved["prompt_logprobs_delivered"])
         reason = saved["finish_reason"]
         self.finish_reason = None if reason is None else FinishReason(reason)
         self.stop_reason, self.error = saved["stop_reason"], saved["error"]
@@ -322,7 +325,7 @@ class Request:
         self.branches[0].num_computed_tokens = check_int("computed_tokens", count, lowest, MAX_COUNT)
 
     def transition(self, target: RequestState) -> None:
-        """Take one legal edge with every live branch. Raises ``InvalidInput`` if none is live or the edge is illegal."""
+        """Take one legal edge with all live branches. Raises ``InvalidInput`` if there is none or it is illegal."""
         live = self.live_branches
         if not live:
             raise InvalidInput("target", str(target), f"illegal transition: {self.state} -> {target}")

@@ -1,0 +1,37 @@
+"""The scheduler's configuration: frozen, checked, each field with the help text that its flag shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from octavo.core.errors import InvalidInput
+from octavo.core.params import MAX_COUNT, check_int
+from octavo.core.policy import POLICIES
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Budgets and bounds of one scheduler. Raises ``InvalidInput`` for a value out of range."""
+
+    max_batched_tokens: int = _option(512, "tokens that one step computes at most, over all sequences")
+    max_running_requests: int = _option(64, "sequences that run at once at most (each choice of a request is one)")
+    max_prefill_chunk: int = _option(256, "tokens of one prompt that one step computes at most")
+    max_seq_len: int = _option(2048, "tokens of prompt and output together at most")
+    policy: str = _option("fcfs", "order of service: fcfs (first come) or priority (lower numbers first)")
+    prefix_wait_steps: int = _option(64, "steps a request may wait for a prefix that another computes; 0: never")
+    max_preemptions: int = _option(8, "preemptions of a sequence after which it keeps its pages to the end")
+    bypass_limit: int = _option(64, "later arrivals that may be admitted before a waiting sequence")
+    stall_steps: int = _option(16, "steps without a token after which a running sequence is served before all others")
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise InvalidInput("policy", self.policy, f"choose one of {', '.join(POLICIES)}")
+        for item in fields(self):
+            if item.name != "policy":
+                lowest = 0 if item.name in ("prefix_wait_steps", "max_preemptions") else 1
+                check_int(item.name, getattr(self, item.name), lowest, MAX_COUNT)

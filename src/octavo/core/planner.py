@@ -1,0 +1,342 @@
+"""Planning one step: which branches run, how many tokens each, and the pages for them.
+
+There is one rule: hand out tokens until what is resident reaches what is known. Prefill, chunk, decode, prefix hit and
+recompute are all that rule.
+
+    running, decodes first --grant--> reserve by rank, preempting lower ranks --+
+    waiting, in policy order --begin (prefix), enter, grant, reserve------------+--> rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from octavo.core.batch import (
+    PageCopy,
+    PageTableDelta,
+    Preemption,
+    RowFlags,
+    ScheduleDecision,
+    ScheduledRow,
+    SlotInit,
+    build_batch,
+)
+from octavo.core.config import SchedulerConfig
+from octavo.core.errors import OutOfPages
+from octavo.core.kv import KVCacheManager, PrefixHit
+from octavo.core.policy import Policy, count_bypass, service_order
+from octavo.core.request import Branch, FinishReason, RequestState, WaitingReason
+from octavo.core.roster import Roster, checkpoint
+from octavo.core.undo import UndoLog
+
+BranchKey = tuple[str, int]
+
+
+@dataclass
+class Draft:
+    """A step while it is being planned, and, once planned, the step in flight."""
+
+    step: int
+    now: float
+    only: Collection[BranchKey] | None = None  # schedule nothing else
+    undo: UndoLog = field(default_factory=UndoLog)
+    branches: list[Branch] = field(default_factory=list)  # one for each row
+    rows: list[ScheduledRow] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    decision: ScheduleDecision | None = None
+
+    def allows(self, branch: Branch) -> bool:
+        """True if this step may schedule the branch."""
+        return self.only is None or branch.key in self.only
+
+
+class Planner:
+    """Fills drafts. What it changes is in the draft's undo log, except preemptions and the end of a hopeless branch."""
+
+    def __init__(self, config: SchedulerConfig, policy: Policy, kv: KVCacheManager, roster: Roster) -> None:
+        self.config = config
+        self.policy = policy
+        self.kv = kv
+        self.roster = roster
+
+    def fill(self, draft: Draft, budget: int) -> None:
+        """Schedule up to ``budget`` tokens."""
+        grants = self._share(draft, budget)
+        rank = {branch.key: index for index, (branch, _) in enumerate(grants)}
+        for branch, tokens in sorted(grants, key=lambda grant: self.policy.rank(grant[0])):
+            self._serve(branch, tokens, draft)
+        order = sorted(range(len(draft.rows)), key=lambda i: rank[draft.branches[i].key])
+        draft.rows = [draft.rows[i] for i in order]
+        draft.branches = [draft.branches[i] for i in order]
+        left = budget - sum(row.num_scheduled_tokens for row in draft.rows)
+        if not draft.preemptions or not self.roster.running:
+            self._admit(draft, left)
+        draft.copies = list(self.kv.take_copies())
+
+    # -- running branches
+
+    def _share(self, draft: Draft, budget: int) -> list[tuple[Branch, int]]:
+        """Grants for the running: those that starve by longest wait, then decodes and prefills by rank."""
+        by_key = {branch.key: branch for branch in self.roster.running if draft.allows(branch)}
+        ranked = sorted(by_key.values(), key=self.policy.rank)
+        oldest = draft.step - self.config.stall_steps
+        stalled = sorted((branch for branch in ranked if branch.last_step < oldest), key=lambda b: b.last_step)
+        grants: list[tuple[Branch, int]] = []
+        for group in (stalled, [branch for branch in ranked if branch.last_step >= oldest]):
+            left = budget - sum(tokens for _, tokens in grants)
+            if group and left > 0:
+                asked = [_ask(branch) for branch in group]
+                batch = build_batch(asked, left, self.config.max_running_requests, self.config.max_prefill_chunk)
+                grants += [(by_key[key], tokens) for key, _, tokens in batch]
+        return grants
+
+    def _serve(self, branch: Branch, tokens: int, draft: Draft) -> None:
+        """Reserve pages for a running branch, preempting branches of lower rank if it must, and add its row."""
+        if branch.slot is None:
+            return  # preempted for a branch before it
+        while (deltas := self._reserve(branch, tokens, draft)) is None:
+            victim = self._victim(branch)
+            if victim is not None:
+                reason = f"pages for {branch.key[0]}/{branch.choice}"
+                draft.preemptions.append(self.roster.preempt(victim, draft.now, reason))
+            elif tokens > 1:
+                tokens //= 2
+            elif len(self.roster.running) == 1:
+                self._restart_alone(branch, draft)
+                return
+            else:
+                branch.waiting_reason = WaitingReason.KV
+                return
+        self._add_row(branch, tokens, deltas, draft)
+
+    def _victim(self, branch: Branch) -> Branch | None:
+        """The running branch of the last rank after ``branch`` that holds pages and is not protected."""
+        rank = self.policy.rank(branch)
+        candidates = [b for b in self.roster.running if b.kv_blocks and not self._protected(b)]
+        last = max(candidates, key=self.policy.rank, default=None)
+        return last if last is not None and self.policy.rank(last) > rank else None
+
+    def _restart_alone(self, branch: Branch, draft: Draft) -> None:
+        """Nobody else holds a page and there is none: shared pages are in the way, or the pool is too small."""
+        if branch.use_prefix:
+            branch.use_prefix = False
+            draft.preemptions.append(self.roster.preempt(branch, draft.now, "restart without shared pages"))
+        else:
+            self._fail_out_of_memory(branch, draft)
+
+    def _fail_out_of_memory(self, branch: Branch, draft: Draft) -> None:
+        error = f"{branch.num_tokens} tokens need more pages than the pool has"
+        self.roster.abandon(branch, RequestState.FAILED, FinishReason.OUT_OF_MEMORY, draft.now, error)
+
+    # -- waiting branches
+
+    def _admit(self, draft: Draft, budget: int) -> None:
+        """Admit waiting branches in order until one does not fit. One that waits for a prefix holds up nobody."""
+        if budget <= 0 or not self.roster.has_free_slot or not self.roster.waiting:
+            return
+        for branch in service_order(self.roster.waiting, self.policy, self.config.bypass_limit):
+            if not draft.allows(branch):
+                continue
+            outcome = self._try_enter(branch, budget, draft)
+            if outcome is Outcome.NO_ROOM:
+                if branch.is_live:
+                    branch.waiting_reason = WaitingReason.KV
+                return
+            if outcome is Outcome.WAITS:
+                branch.waiting_reason = WaitingReason.PREFIX
+                branch.prefix_waits += 1
+                continue
+            budget -= draft.rows[-1].num_scheduled_tokens
+            count_bypass(self.roster.waiting, branch)
+            if budget <= 0 or not self.roster.has_free_slot or self._somebody_is_due():
+                return
+
+    def _somebody_is_due(self) -> bool:
+        """True if a waiting branch has been passed as often as may be: the next step serves it first."""
+        return any(branch.bypassed >= self.config.bypass_limit for branch in self.roster.waiting)
+
+    def _try_enter(self, branch: Branch, budget: int, draft: Draft) -> Outcome:
+        """Enter a waiting branch; if nobody else runs, without the prefix cache before giving up."""
+        patient = branch.prefix_waits < self.config.prefix_wait_steps and branch.bypassed < self.config.bypass_limit
+        use_prefix = branch.use_prefix and not branch.wants_prompt_logprobs and not self._protected(branch)
+        outcome = self._enter(branch, budget, draft, use_prefix, patient)
+        if outcome is not Outcome.NO_ROOM or self.roster.running:
+            return outcome
+        if use_prefix:
+            outcome = self._enter(branch, budget, draft, False, patient)
+        if outcome is Outcome.NO_ROOM:
+            self._fail_out_of_memory(branch, draft)
+        return outcome
+
+    def _enter(self, branch: Branch, budget: int, draft: Draft, use_prefix: bool, patient: bool) -> Outcome:
+        """Attach the prefix, take a slot, reserve the first chunk; or leave all as it was."""
+        mark = draft.undo.mark()
+        outcome = self._begin(branch, draft, use_prefix, patient)
+        if isinstance(outcome, PrefixHit):
+            alone = not self.roster.running
+            self.roster.enter(branch, draft.step, draft.undo)
+            branch.num_resident_tokens = outcome.num_tokens
+            if branch.admissions == 1:
+                branch.num_cached_tokens = min(outcome.num_tokens, branch.num_prompt_tokens)
+            if (alone or self._has_room(branch)) and self._start(branch, budget, draft, outcome):
+                return Outcome.ENTERED
+            outcome = Outcome.NO_ROOM
+        draft.undo.rollback_to(mark)
+        return outcome
+
+    def _begin(self, branch: Branch, draft: Draft, use_prefix: bool, patient: bool) -> PrefixHit | Outcome:
+        """The attached prefix, or why there is none. An impatient branch computes rather than waits."""
+        try:
+            hit = self.kv.begin(
+                branch.key,
+                branch.request.namespace,
+                branch.token_ids,
+                draft.now,
+                draft.undo,
+                use_prefix=use_prefix,
+                may_wait=patient,
+            )
+        except OutOfPages:
+            return Outcome.NO_ROOM
+        return Outcome.WAITS if hit.wait else hit
+
+    def _start(self, branch: Branch, budget: int, draft: Draft, hit: PrefixHit) -> bool:
+        """Reserve and add the first row of a branch that has just entered."""
+        [(_, _, tokens)] = build_batch([_ask(branch)], budget, 1, self.config.max_prefill_chunk)
+        while (deltas := self._reserve(branch, tokens, draft)) is None:
+            if tokens == 1:
+                return False
+            tokens //= 2
+        self._add_row(branch, tokens, deltas, draft, hit)
+        return True
+
+    # -- pages
+
+    def _protected(self, branch: Branch) -> bool:
+        """True for a branch that was preempted often enough: it is not preempted again."""
+        return branch.num_preemptions >= self.config.max_preemptions
+
+    def _outstanding(self, branch: Branch) -> int:
+        """Pages that a branch has a claim on beyond those it holds: all it may ever need if it is protected (so that
+        it never has to preempt), else what its known tokens need.
+        """
+        tokens = branch.num_tokens
+        if self._protected(branch):
+            tokens = max(tokens, branch.request.token_limit - 1)
+        elif branch.num_missing_tokens <= 1:
+            return 0
+        return max(0, self.kv.num_pages_needed(tokens) - branch.kv_blocks)
+
+    def _has_room(self, branch: Branch) -> bool:
+        """True if the known tokens of all that run, and of ``branch`` among them, find pages without preemption."""
+        branch.kv_blocks = self._held(branch)
+        return sum(map(self._outstanding, self.roster.running)) <= self.kv.free_pages()
+
+    def _held(self, branch: Branch) -> int:
+        return sum(page >= 0 for table in self.kv.page_table(branch.key) for page in table)
+
+    def _reserve(self, branch: Branch, tokens: int, draft: Draft) -> tuple[PageTableDelta, ...] | None:
+        """Cover the next ``tokens`` tokens with pages: what the runner's tables lack; None leaves nothing changed."""
+        mark = draft.undo.mark()
+        draft.undo.push(checkpoint(branch))
+        try:
+            deltas = self.kv.reserve(branch.key, branch.num_resident_tokens + tokens, draft.undo)
+        except OutOfPages:
+            draft.undo.rollback_to(mark)
+            return None
+        if deltas:
+            branch.kv_blocks = self._held(branch)
+        if self._claims_of_others(branch) > self.kv.free_pages():
+            draft.undo.rollback_to(mark)
+            return None
+        return deltas
+
+    def _claims_of_others(self, branch: Branch) -> int:
+        """Pages that protected branches have not taken yet and must find. A protected one is not held up itself."""
+        if self._protected(branch):
+            return 0
+        return sum(self._outstanding(other) for other in self.roster.running if self._protected(other))
+
+    # -- rows
+
+    def _add_row(
+        self,
+        branch: Branch,
+        tokens: int,
+        deltas: tuple[PageTableDelta, ...],
+        draft: Draft,
+        hit: PrefixHit | None = None,
+    ) -> None:
+        draft.undo.push(checkpoint(branch))
+        start, end = branch.num_resident_tokens, branch.num_resident_tokens + tokens
+        self.kv.computing(branch.key, branch.token_ids, draft.undo, num_tokens=end)
+        row = ScheduledRow(
+            request_id=branch.key[0],
+            choice=branch.choice,
+            slot=-1 if branch.slot is None else branch.slot,
+            start=start,
+            token_ids=tuple(branch.token_ids[start:end]),
+            num_tokens=branch.num_tokens,
+            output_index=branch.num_output_tokens,
+            flags=_flags(branch, start, end, hit is not None and hit.no_write),
+            page_deltas=deltas,
+            init=_slot_init(branch) if branch.needs_init else None,
+            reason=_reason(branch, start, end, 0 if hit is None else hit.num_tokens),
+        )
+        branch.last_step, branch.needs_init = draft.step, False
+        branch.waiting_reason = WaitingReason.NONE
+        draft.rows.append(row)
+        draft.branches.append(branch)
+
+
+class Outcome(Enum):
+    """What became of a waiting branch's turn."""
+
+    ENTERED = "entered"
+    WAITS = "waits"  # for a prefix that is being computed
+    NO_ROOM = "no room"
+
+
+def _ask(branch: Branch) -> dict[str, Any]:
+    phase = "decode" if branch.state is RequestState.DECODING else "prefill"
+    return {"id": branch.key, "phase": phase, "prompt_left": branch.num_missing_tokens}
+
+
+def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
+    params = branch.params
+    sample = end == branch.num_tokens and branch.num_tokens < branch.request.token_limit
+    logprobs = -1
+    if sample and (params.logprobs is not None or params.logprob_token_ids):
+        logprobs = params.logprobs or 0
+    last_predicted = min(end, branch.num_prompt_tokens - 1)
+    prompt = params.prompt_logprobs if branch.wants_prompt_logprobs else None
+    return RowFlags(
+        sample=sample,
+        logprobs=logprobs,
+        logprob_ids=params.logprob_token_ids if sample else (),
+        prompt_logprobs=prompt if prompt is not None and last_predicted > len(branch.prompt_logprobs) else -1,
+        no_write=no_write,
+    )
+
+
+def _slot_init(branch: Branch) -> SlotInit:
+    return SlotInit(
+        params=branch.params,
+        seed=branch.seed,
+        token_ids=tuple(branch.token_ids),
+        num_prompt_tokens=branch.num_prompt_tokens,
+        eos_token_ids=branch.request.eos_token_ids,
+    )
+
+
+def _reason(branch: Branch, start: int, end: int, hit: int) -> str:
+    """``decode``, or ``prefill 16..48 of 100``; ``recompute`` after a preemption; the prefix hit where there is one."""
+    if branch.state is RequestState.DECODING:
+        return "decode"
+    verb = "recompute" if branch.admissions > 1 else "prefill"
+    cached = f", {hit} from the prefix cache" if hit else ""
+    return f"{verb} {start}..{end} of {branch.num_tokens}{cached}"

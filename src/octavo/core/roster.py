@@ -1,0 +1,246 @@
+"""Who waits, who runs, who has ended: queues, slots, terminal events. Pages, state and events change together here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+
+from octavo.core.batch import Preemption, TokenLogprobs
+from octavo.core.errors import InvariantBroken
+from octavo.core.events import EventKind, TokenEvent
+from octavo.core.kv import KVCacheManager
+from octavo.core.request import QUEUED, RUNNING, Branch, FinishReason, Request, RequestState
+from octavo.core.timeline import Timeline
+from octavo.core.undo import UndoLog
+
+REMEMBERED_IDS = 4096
+
+
+class Roster:
+    """The requests of one scheduler.
+
+    A live branch is in ``waiting`` (and owns nothing) or in ``running`` (and owns a slot and pages), never in both.
+    ``events`` grows in the order in which things happened, until it is drained.
+    """
+
+    def __init__(self, kv: KVCacheManager, max_running: int, timeline: Timeline) -> None:
+        self.kv = kv
+        self.timeline = timeline
+        self.max_running = max_running
+        self.requests: dict[str, Request] = {}
+        self.waiting: list[Branch] = []
+        self.running: list[Branch] = []
+        self.events: list[TokenEvent] = []
+        self.freed_slots: list[int] = []  # since the last decision
+        self._free_slots = list(range(max_running))
+        heapify(self._free_slots)
+        self._ended: dict[str, None] = {}  # in order of ending; bounded
+        self._arrivals = 0
+
+    @property
+    def has_free_slot(self) -> bool:
+        """True if one more branch may run."""
+        return bool(self._free_slots)
+
+    def knows(self, request_id: str) -> bool:
+        """True for a live request and for one of the last that ended."""
+        return request_id in self.requests or request_id in self._ended
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue the live branches of a request that was checked before."""
+        self._arrivals += 1
+        self.requests[request.request_id] = request
+        for branch in request.live_branches:
+            branch.arrival_index = self._arrivals
+            self.waiting.append(branch)
+        self.timeline.record(
+            "submit", now, request=request.request_id, prompt=len(request.prompt_token_ids), n=request.params.n
+        )
+
+    def enter(self, branch: Branch, step: int, undo: UndoLog) -> None:
+        """Move a waiting branch to a slot, ready to prefill; ``undo`` takes it back."""
+        undo.push(checkpoint(branch))
+        self.waiting.remove(branch)
+        self.running.append(branch)
+        slot = heappop(self._free_slots)
+
+        def leave() -> None:
+            self.running.remove(branch)
+            self.waiting.append(branch)
+            heappush(self._free_slots, slot)
+
+        undo.push(leave)
+        branch.transition(RequestState.ADMITTED)
+        branch.transition(RequestState.PREFILLING)
+        branch.slot = slot
+        branch.last_step = step
+        branch.admissions += 1
+        branch.prefix_waits = 0
+
+    def preempt(self, branch: Branch, now: float, reason: str) -> Preemption:
+        """Take a running branch's slot and pages; it waits in its old place and computes its tokens again."""
+        self.kv.release_branch(branch.key)
+        self._vacate(branch)
+        branch.transition(RequestState.RECOMPUTE)
+        branch.num_preemptions += 1
+        self.waiting.append(branch)
+        preemption = Preemption(*branch.key, kind="recompute", reason=reason)
+        self.timeline.record("preempt", now, request=branch.key[0], choice=branch.choice, reason=reason)
+        return preemption
+
+    def deliver(self, branch: Branch, token_id: int, logprobs: TokenLogprobs | None, now: float) -> None:
+        """Commit one output token and tell of it."""
+        branch.append(token_id, logprobs)
+        index = branch.num_output_tokens - 1
+        branch.num_delivered_tokens = index + 1
+        self._emit(branch, EventKind.TOKEN, index=index, token_id=token_id, logprobs=logprobs)
+        self.timeline.record("token", now, request=branch.key[0], choice=branch.choice, index=index, token=token_id)
+
+    def finish(self, branch: Branch, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
+        """End a choice well: its pages are published, then released. Nothing happens if it has ended."""
+        if not branch.is_live:
+            return
+        if branch.state in RUNNING:
+            self.kv.finish(branch.key, branch.token_ids, branch.num_resident_tokens, now)
+        self._withdraw(branch)
+        branch.finish(reason, stop_reason)
+        self._tell_end(branch, now)
+
+    def abandon(
+        self, branch: Branch, target: RequestState, reason: FinishReason, now: float, error: str | None = None
+    ) -> None:
+        """End a choice as cancelled or failed, without publishing anything. Nothing happens if it has ended."""
+        if not branch.is_live:
+            return
+        self.kv.release_branch(branch.key)
+        self._withdraw(branch)
+        branch.abandon(target, reason, error)
+        self._tell_end(branch, now)
+
+    def abandon_request(
+        self, request: Request, target: RequestState, reason: FinishReason, now: float, error: str | None = None
+    ) -> None:
+        """``abandon`` every choice of a request."""
+        for branch in request.branches:
+            self.abandon(branch, target, reason, now, error)
+
+    def take_freed_slots(self, undo: UndoLog) -> tuple[int, ...]:
+        """Slots given up since the last decision."""
+        freed, self.freed_slots = self.freed_slots, []
+
+        def give_back() -> None:
+            self.freed_slots[:0] = freed
+
+        undo.push(give_back)
+        return tuple(freed)
+
+    def audit(self) -> None:
+        """Raise ``InvariantBroken`` unless queues, slots, states and page counts agree."""
+        slots = [branch.slot for branch in self.running]
+        if sorted([*self._free_slots, *(slot for slot in slots if slot is not None)]) != list(range(self.max_running)):
+            raise InvariantBroken(f"slots: running {slots}, free {sorted(self._free_slots)}")
+        live = [branch.key for request in self.requests.values() for branch in request.live_branches]
+        if sorted(live) != sorted(branch.key for branch in [*self.waiting, *self.running]):
+            raise InvariantBroken("live branches differ from those that wait or run")
+        for request in self.requests.values():
+            if not request.live_branches:
+                raise InvariantBroken(f"{request.request_id} has ended and is still listed")
+            for branch in request.branches:
+                _audit_branch(branch, self.kv)
+        if any(branch.state not in RUNNING for branch in self.running):
+            raise InvariantBroken("a branch runs in a state that owns nothing")
+
+    def _withdraw(self, branch: Branch) -> None:
+        if branch.state in QUEUED:
+            self.waiting.remove(branch)
+        else:
+            self._vacate(branch)
+
+    def _vacate(self, branch: Branch) -> None:
+        self.running.remove(branch)
+        if branch.slot is not None:
+            heappush(self._free_slots, branch.slot)
+            self.freed_slots.append(branch.slot)
+
+    def _tell_end(self, branch: Branch, now: float) -> None:
+        reason = branch.finish_reason
+        end = {"finish_reason": None if reason is None else reason.value, "error": branch.error}
+        self._emit(branch, EventKind.CHOICE_END, stop_reason=branch.stop_reason, **end)
+        kind = "cancel" if branch.state is RequestState.CANCELLED else "finish"
+        self.timeline.record(kind, now, request=branch.key[0], choice=branch.choice, **end)
+        request = branch.request
+        if request.live_branches:
+            return
+        self.events.append(_request_end(request))
+        del self.requests[request.request_id]
+        self._ended[request.request_id] = None
+        if len(self._ended) > REMEMBERED_IDS:
+            del self._ended[next(iter(self._ended))]
+
+    def _emit(self, branch: Branch, kind: EventKind, **values: object) -> None:
+        prompt_logprobs = None
+        if branch.params.prompt_logprobs is not None and not branch.prompt_logprobs_delivered:
+            if not branch.wants_prompt_logprobs:
+                prompt_logprobs = (None, *branch.prompt_logprobs)
+                branch.prompt_logprobs_delivered = True
+        event = TokenEvent(
+            request_id=branch.key[0],
+            kind=kind,
+            choice=branch.choice,
+            num_prompt_tokens=branch.num_prompt_tokens,
+            num_output_tokens=branch.num_output_tokens,
+            num_cached_tokens=branch.num_cached_tokens,
+            prompt_logprobs=prompt_logprobs,
+            **values,  # type: ignore[arg-type]
+        )
+        self.events.append(event)
+
+
+def checkpoint(branch: Branch) -> Callable[[], None]:
+    """A closure that gives a branch back the scheduling fields it has now: what an ``UndoLog`` takes."""
+    saved = {name: getattr(branch, name) for name in _PLANNED_FIELDS}
+
+    def restore() -> None:
+        for name, value in saved.items():
+            setattr(branch, name, value)
+
+    return restore
+
+
+_PLANNED_FIELDS = (
+    "state",
+    "kv_blocks",
+    "slot",
+    "waiting_reason",
+    "num_resident_tokens",
+    "num_cached_tokens",
+    "admissions",
+    "last_step",
+    "prefix_waits",
+    "needs_init",
+)
+
+
+def _request_end(request: Request) -> TokenEvent:
+    first = request.branches[0]
+    return TokenEvent(
+        request_id=request.request_id,
+        kind=EventKind.REQUEST_END,
+        finish_reason=None if first.finish_reason is None else first.finish_reason.value,
+        stop_reason=first.stop_reason,
+        num_prompt_tokens=first.num_prompt_tokens,
+        num_output_tokens=sum(branch.num_output_tokens for branch in request.branches),
+        num_cached_tokens=first.num_cached_tokens,
+        error=first.error,
+    )
+
+
+def _audit_branch(branch: Branch, kv: KVCacheManager) -> None:
+    if branch.state in RUNNING:
+        held = sum(page >= 0 for table in kv.page_table(branch.key) for page in table)
+        if held != branch.kv_blocks:
+            raise InvariantBroken(f"{branch} names {held} pages, counted {branch.kv_blocks}")
+        if not branch.num_resident_tokens <= branch.num_tokens:
+            raise InvariantBroken(f"{branch} has more K/V than tokens")
+    elif branch.kv_blocks or branch.num_resident_tokens or branch.slot is not None:
+        raise InvariantBroken(f"{branch} owns pages, K/V or a slot")

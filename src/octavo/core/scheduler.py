@@ -1,0 +1,272 @@
+"""Continuous batching: requests in, steps out, tokens in, events out.
+
+    submit / cancel / stop -> inbox --+
+                                      v
+                    plan(now) -> ScheduleDecision -> (the runner executes) -> commit(result) -> events
+                                                                           -> rollback(error) -> events
+
+Only `plan`, `commit` and `rollback` change anything: what arrives while a step is in flight waits in the inbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from octavo.core.admission import check_request, default_seed
+from octavo.core.batch import ScheduleDecision, StepResult, build_batch
+from octavo.core.config import SchedulerConfig
+from octavo.core.errors import InvalidInput
+from octavo.core.events import TokenEvent
+from octavo.core.kv import KVCacheManager
+from octavo.core.params import MAX_COUNT, check_int
+from octavo.core.planner import Draft, Planner
+from octavo.core.policy import make_policy
+from octavo.core.request import FinishReason, Request, RequestState
+from octavo.core.roster import Roster
+from octavo.core.step import Committer, Isolation, fail_request
+from octavo.core.timeline import Timeline
+
+__all__ = ["ContinuousBatchScheduler", "SchedulerConfig", "build_batch"]
+
+Executor = Callable[[ScheduleDecision], StepResult]
+
+
+class ContinuousBatchScheduler:
+    """Hands out a token budget, step by step, until every request's resident tokens reach its known tokens.
+
+    Bounds that hold whatever arrives:
+    - At most ``bypass_limit`` later arrivals are admitted before a waiting sequence; under ``fcfs`` none, except while
+      it waits, at most ``prefix_wait_steps`` steps, for a prefix that another one is computing.
+    - A running sequence with pages gets a token at least every ``stall_steps + max_running_requests`` steps.
+    - A sequence is preempted at most ``max_preemptions`` times. The one of the highest rank is preempted by nobody, and
+      a protected one is admitted only with a claim on all pages that it may need, so somebody always progresses.
+
+    ``executor`` is what `step` runs; ``seed_source`` draws the seed of a request without one (default: from its id).
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        config: SchedulerConfig | None = None,
+        *,
+        vocab_size: int | None = None,
+        executor: Executor | None = None,
+        model: str = "",
+        seed_source: Callable[[], int] | None = None,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self.kv = kv
+        self.config = config or SchedulerConfig()
+        self.vocab_size = vocab_size
+        self.executor = executor
+        self.model = model
+        self.timeline = Timeline() if timeline is None else timeline
+        self.policy = make_policy(self.config.policy)
+        self.steps = 0
+        self._seed_source = seed_source
+        self._roster = Roster(kv, self.config.max_running_requests, self.timeline)
+        self._planner = Planner(self.config, self.policy, kv, self._roster)
+        self._committer = Committer(kv, self._roster, vocab_size)
+        self._isolation = Isolation()
+        self._in_flight: Draft | None = None
+        self._inbox: list[Callable[[float], None]] = []
+        self._queued_ids: dict[str, Request] = {}  # in the inbox
+
+    # -- what the outside asks
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises ``InvalidInput`` for one that can never be served (see `check_request`) or whose id
+        belongs to a live request or to one of the last that ended.
+        """
+        limit = check_request(request, self.config, self.kv, self.vocab_size)
+        request_id = request.request_id
+        if request_id in self._queued_ids or self._roster.knows(request_id):
+            raise InvalidInput("request_id", request_id, "give an id that was not used before")
+        request.token_limit = limit
+        if request.seed is None:
+            request.seed = self._seed_source() if self._seed_source else default_seed(request_id)
+        self._queued_ids[request_id] = request
+        self._inbox.append(partial(self._apply_submit, request))
+
+    def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        """End a request in whatever state it is: after the next `plan` or `commit` it has no token event and no page.
+
+        Idempotent: nothing happens for a request that has ended or is not known. ``reason`` may be ``timeout``.
+        """
+        self._inbox.append(partial(self._apply_cancel, request_id, FinishReason(reason)))
+
+    def stop(self, request_id: str, choice: int, num_output_tokens: int, stop_reason: int | str | None = None) -> None:
+        """The text layer found a stop string: the choice ends after ``num_output_tokens`` tokens, reason ``stop``.
+
+        What lies beyond is excluded from usage, events and cache. Idempotent; nothing happens for a choice that has
+        ended (a token limit may have ended it in the same step).
+        """
+        check_int("num_output_tokens", num_output_tokens, 0, MAX_COUNT)
+        self._inbox.append(partial(self._apply_stop, request_id, choice, num_output_tokens, stop_reason))
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request lives or the inbox holds something."""
+        return bool(self._inbox or self._roster.requests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot."""
+        return len(self._roster.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a slot."""
+        return len(self._roster.running)
+
+    @property
+    def events(self) -> list[TokenEvent]:
+        """Events that were not drained yet, oldest first."""
+        return self._roster.events
+
+    def drain_events(self) -> list[TokenEvent]:
+        """Take all pending events, oldest first."""
+        drained = list(self._roster.events)
+        self._roster.events.clear()
+        return drained
+
+    def get(self, request_id: str) -> Request | None:
+        """A live or queued request."""
+        return self._roster.requests.get(request_id) or self._queued_ids.get(request_id)
+
+    # -- the transaction
+
+    def plan(self, now: float = 0.0, budget_tokens: int | None = None) -> ScheduleDecision:
+        """Reserve what the next step needs and say what it does. ``budget_tokens``: at most so many tokens.
+
+        A decision without rows needs no commit. Raises ``InvalidInput`` for a budget below 1, and while a step is in
+        flight.
+        """
+        budget = self.config.max_batched_tokens
+        if budget_tokens is not None:
+            budget = min(budget, check_int("budget_tokens", budget_tokens, 1, MAX_COUNT))
+        if self._in_flight is not None:
+            raise InvalidInput("plan", f"step {self._in_flight.step} in flight", "commit it or roll it back first")
+        self._apply_inbox(now)
+        draft = self._fill_draft(now, budget)
+        decision = self._decide(draft)
+        if decision.rows:
+            self.kv.start_step(draft.step)
+            self._in_flight = draft
+        return decision
+
+    def commit(self, result: StepResult, now: float = 0.0) -> list[TokenEvent]:
+        """Apply the result of the step in flight; all pending events. Raises ``InvalidInput`` for another's result."""
+        self._commit(result, now)
+        return self.drain_events()
+
+    def rollback(self, error: Exception, now: float = 0.0) -> list[TokenEvent]:
+        """The step in flight failed: take it back and charge the error; all pending events.
+
+        The requests of the rows that a ``RowError`` names fail with reason ``error``. Any other error is retried by
+        halves until the culprit stands alone, and fails. Everybody else goes on with the same tokens. Evictions and
+        preemptions are not taken back: the failed step may have overwritten their pages.
+        """
+        self._rollback(error, now)
+        return self.drain_events()
+
+    def step(self, budget_tokens: int, now: float = 0.0) -> ScheduleDecision:
+        """Plan, execute with the injected executor, commit (or roll back); events stay until drained.
+
+        Raises ``InvalidInput`` for a budget below 1 or without an executor.
+        """
+        check_int("budget_tokens", budget_tokens, 1, MAX_COUNT)
+        if self.executor is None:
+            raise InvalidInput("executor", None, "give the scheduler an executor, or call plan and commit")
+        decision = self.plan(now, budget_tokens)
+        if decision.rows:
+            try:
+                self._commit(self.executor(decision), now)
+            except Exception as error:
+                if self._in_flight is None:
+                    raise
+                self._rollback(error, now)
+        return decision
+
+    def audit(self) -> None:
+        """Check queues, slots, states and pages against each other. Raises ``InvariantBroken``."""
+        self._roster.audit()
+        self.kv.audit()
+
+    # -- inside
+
+    def _fill_draft(self, now: float, budget: int) -> Draft:
+        while True:
+            self.steps += 1
+            draft = Draft(self.steps, now, self._isolation.next_group())
+            self._planner.fill(draft, budget)
+            if draft.rows or not self._isolation.is_active:
+                return draft
+            self._isolation.clear_group()  # cancelled in between, or without pages for now
+
+    def _decide(self, draft: Draft) -> ScheduleDecision:
+        decision = ScheduleDecision(
+            model=self.model,
+            step=draft.step,
+            rows=tuple(draft.rows),
+            copies=tuple(draft.copies),
+            freed_slots=self._roster.take_freed_slots(draft.undo) if draft.rows else (),
+            preemptions=tuple(draft.preemptions),
+            num_waiting=self.num_waiting,
+            num_running=self.num_running,
+        )
+        rows = [[row.request_id, row.choice, row.num_scheduled_tokens, row.reason] for row in draft.rows]
+        self.timeline.record("decision", draft.now, step=draft.step, rows=rows)
+        return decision
+
+    def _commit(self, result: StepResult, now: float) -> None:
+        draft = self._in_flight
+        if draft is None:
+            if result.rows:
+                raise InvalidInput("result", f"step {result.step}", "plan a step first")
+            return
+        self._committer.check(draft, result)
+        self._in_flight = None
+        self._apply_inbox(now)
+        draft.undo.clear()
+        self._committer.apply(draft, result, now)
+        self._isolation.clear_group()
+
+    def _rollback(self, error: Exception, now: float) -> None:
+        draft = self._in_flight
+        if draft is None:
+            raise InvalidInput("rollback", str(error), "plan a step first")
+        self._in_flight = None
+        draft.undo.rollback()
+        self.kv.end_step(draft.step)
+        self.timeline.record("rollback", now, step=draft.step, error=f"{type(error).__name__}: {error}"[:500])
+        for branch in self._isolation.charge(draft, error):
+            fail_request(self._roster, branch, f"{type(error).__name__}: {error}"[:500], now)
+        self._apply_inbox(now)
+
+    def _apply_inbox(self, now: float) -> None:
+        inbox, self._inbox = self._inbox, []
+        for apply in inbox:
+            apply(now)
+
+    def _apply_submit(self, request: Request, now: float) -> None:
+        del self._queued_ids[request.request_id]
+        self._roster.add(request, now)
+
+    def _apply_cancel(self, request_id: str, reason: FinishReason, now: float) -> None:
+        request = self._roster.requests.get(request_id)
+        if request is not None:
+            self._roster.abandon_request(request, RequestState.CANCELLED, reason, now)
+
+    def _apply_stop(
+        self, request_id: str, choice: int, num_output_tokens: int, stop_reason: int | str | None, now: float
+    ) -> None:
+        request = self._roster.requests.get(request_id)
+        if request is None or not 0 <= choice < len(request.branches):
+            return
+        branch = request.branches[choice]
+        if branch.is_live:
+            branch.truncate_at(num_output_tokens)
+            self.timeline.record("stop", now, request=request_id, choice=choice, tokens=branch.num_output_tokens)
+            self._roster.finish(branch, FinishReason.STOP, stop_reason, now)

@@ -1,0 +1,136 @@
+"""The end of a step: commit its result, or charge its failure to whom it belongs.
+
+plan -> in flight -> commit: tokens, states, pages and events at once
+                  -> undo, then charge: a RowError to its rows; any other error is retried by halves
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from octavo.core.batch import RowResult, ScheduledRow, StepResult
+from octavo.core.errors import InvalidInput, RowError
+from octavo.core.kv import KVCacheManager
+from octavo.core.planner import BranchKey, Draft
+from octavo.core.request import Branch, FinishReason, RequestState
+from octavo.core.roster import Roster
+
+
+class Committer:
+    """Applies results. Cancelled branches are passed over: their tokens are dropped."""
+
+    def __init__(self, kv: KVCacheManager, roster: Roster, vocab_size: int | None) -> None:
+        self.kv = kv
+        self.roster = roster
+        self.vocab_size = vocab_size
+
+    def check(self, draft: Draft, result: StepResult) -> None:
+        """Raise ``InvalidInput``, changing nothing, if ``result`` does not answer this step."""
+        if result.step != draft.step:
+            raise InvalidInput("result.step", result.step, f"give the result of step {draft.step}")
+        if len(result.rows) != len(draft.rows):
+            raise InvalidInput("result.rows", f"{len(result.rows)} rows", f"give one for each of {len(draft.rows)}")
+
+    def apply(self, draft: Draft, result: StepResult, now: float) -> None:
+        """Apply every row; the step's pages may be reused afterwards."""
+        self.kv.end_step(draft.step)
+        for branch, row, outcome in zip(draft.branches, draft.rows, result.rows, strict=True):
+            if branch.is_live and branch.slot == row.slot:
+                error = outcome.error or self._fault(row, outcome)
+                if error is None:
+                    self._apply_row(branch, row, outcome, now)
+                else:
+                    fail_request(self.roster, branch, error, now)
+
+    def _fault(self, row: ScheduledRow, outcome: RowResult) -> str | None:
+        """What is wrong with a row's result, if anything."""
+        if len(outcome.token_ids) != int(row.flags.sample):
+            return f"the model returned {len(outcome.token_ids)} tokens for a row that samples {int(row.flags.sample)}"
+        if self.vocab_size is not None and any(not 0 <= token < self.vocab_size for token in outcome.token_ids):
+            return f"the model returned token {outcome.token_ids[0]}, outside the vocabulary of {self.vocab_size}"
+        if row.flags.sample and row.flags.logprobs >= 0 and len(outcome.logprobs) != 1:
+            return f"the model returned {len(outcome.logprobs)} logprobs for one token"
+        return None
+
+    def _apply_row(self, branch: Branch, row: ScheduledRow, outcome: RowResult, now: float) -> None:
+        branch.num_resident_tokens = row.start + row.num_scheduled_tokens
+        branch.num_computed_tokens = max(branch.num_computed_tokens, branch.num_resident_tokens)
+        self._gather_prompt_logprobs(branch, row, outcome)
+        if branch.num_missing_tokens == 0 and branch.state is RequestState.PREFILLING:
+            branch.transition(RequestState.DECODING)
+        ending = None
+        for i, token in enumerate(outcome.token_ids):
+            self.roster.deliver(branch, token, outcome.logprobs[i] if row.flags.logprobs >= 0 else None, now)
+            ending = find_ending(branch)
+        if branch.num_missing_tokens == 0:  # max_tokens = 0
+            ending = FinishReason.LENGTH, None
+        if ending is not None:
+            self.roster.finish(branch, *ending, now=now)
+            return
+        self.kv.commit(branch.key, branch.token_ids, branch.num_resident_tokens, now)
+
+    def _gather_prompt_logprobs(self, branch: Branch, row: ScheduledRow, outcome: RowResult) -> None:
+        """Keep the logprobs of prompt tokens start + 1, start + 2, ... that are not known yet."""
+        known = len(branch.prompt_logprobs) - row.start  # of this row's
+        if branch.wants_prompt_logprobs and known >= 0:
+            wanted = branch.num_prompt_tokens - 1 - row.start
+            branch.prompt_logprobs += outcome.prompt_logprobs[known:wanted]
+
+
+def find_ending(branch: Branch) -> tuple[FinishReason, int | str | None] | None:
+    """Whether the last output token ends the choice: the token-level stop rules.
+
+    An end-of-sequence or stop token counts from ``min_tokens`` tokens before it on. The limit on tokens comes last.
+    """
+    params, request = branch.params, branch.request
+    token = branch.token_ids[-1]
+    if branch.num_output_tokens > params.min_tokens:
+        if token in request.eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP, None
+        if token in params.stop_token_ids:
+            return FinishReason.STOP, token
+    if branch.num_tokens >= request.token_limit:
+        return FinishReason.LENGTH, None
+    return None
+
+
+def fail_request(roster: Roster, branch: Branch, error: str, now: float) -> None:
+    """End the whole request of ``branch`` as failed."""
+    roster.abandon_request(branch.request, RequestState.FAILED, FinishReason.ERROR, now, error)
+
+
+class Isolation:
+    """Finds the culprit of an error that nobody owns: the failed step's branches run again by halves, alone at last.
+
+    While groups are left, a step schedules the branches of the first one only.
+    """
+
+    def __init__(self) -> None:
+        self._groups: deque[tuple[BranchKey, ...]] = deque()
+
+    @property
+    def is_active(self) -> bool:
+        """True while suspects are left to run."""
+        return bool(self._groups)
+
+    def next_group(self) -> Collection[BranchKey] | None:
+        """Whom the next step may schedule; None: everybody."""
+        return self._groups[0] if self._groups else None
+
+    def clear_group(self) -> None:
+        """The first group ran well, or there was nothing of it left to run."""
+        if self._groups:
+            self._groups.popleft()
+
+    def charge(self, draft: Draft, error: Exception) -> list[Branch]:
+        """The branches to blame for a failed step; if that is not known yet, the next steps find out."""
+        self.clear_group()
+        if isinstance(error, RowError) and error.rows and all(0 <= row < len(draft.rows) for row in error.rows):
+            return [draft.branches[row] for row in error.rows]
+        if len(draft.branches) == 1:
+            return draft.branches
+        keys = tuple(branch.key for branch in draft.branches)
+        middle = (len(keys) + 1) // 2
+        self._groups.extendleft((keys[middle:], keys[:middle]))
+        return []

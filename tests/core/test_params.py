@@ -1,0 +1,147 @@
+"""Sampling parameters: every bound refuses its neighbour outside, names the field, and survives JSON."""
+
+import json
+import math
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.errors import InvalidInput
+from octavo.core.params import SamplingParams
+
+NUMBERS = {
+    "temperature": (0.0, 100.0),
+    "top_p": (1e-9, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+INTEGERS = {
+    "max_tokens": (0, 2**31 - 1),
+    "min_tokens": (0, 16),
+    "n": (1, 64),
+    "top_k": (-1, 2**31 - 1),
+    "seed": (-(2**63), 2**64 - 1),
+    "logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+}
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+
+
+def refused(field, **values):
+    with pytest.raises(InvalidInput) as caught:
+        SamplingParams(**values)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_have_both_bounds(name):
+    low, high = NUMBERS[name]
+    for good in (low, high):
+        assert getattr(SamplingParams(**{name: good}), name) == good
+    beyond = (math.nextafter(low, -math.inf), math.nextafter(high, math.inf))
+    for bad in (*beyond, math.nan, math.inf, -math.inf, "1", True, None, [1], 10**400):
+        refused(name, **{name: bad})
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_have_both_bounds(name):
+    low, high = INTEGERS[name]
+    for good in (low, high):
+        assert getattr(SamplingParams(**{name: good}), name) == good
+    for bad in (low - 1, high + 1, 1.0, "1", True, [1]):
+        refused(name, **{name: bad})
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_are_bools(name):
+    assert getattr(SamplingParams(**{name: True}), name) is True
+    for bad in (1, "true", None):
+        refused(name, **{name: bad})
+
+
+@pytest.mark.parametrize(("name", "most"), [("stop_token_ids", 1024), ("banned_token_ids", 1024), ("logprob_token_ids", 128)])
+def test_id_lists(name, most):
+    assert getattr(SamplingParams(**{name: list(range(most))}), name) == tuple(range(most))
+    refused(name, **{name: range(most + 1)})
+    refused(name, **{name: 3})
+    refused(name, **{name: "12"})
+    refused(f"{name}[1]", **{name: [0, -1]})
+    refused(f"{name}[0]", **{name: [True]})
+
+
+def test_stop_strings():
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=None).stop == ()
+    assert SamplingParams(stop=["x" * 256] * 16).stop == ("x" * 256,) * 16
+    refused("stop", stop=["x"] * 17)
+    refused("stop", stop=3)
+    for bad in ("", "x" * 257, 3):
+        refused("stop[1]", stop=["x", bad])
+
+
+def test_logit_bias():
+    params = SamplingParams(logit_bias={"9": 100, 3: -100.0})
+    assert list(params.logit_bias.items()) == [(3, -100.0), (9, 100.0)]
+    refused("logit_bias", logit_bias={i: 0 for i in range(1025)})
+    refused("logit_bias", logit_bias=[(1, 2)])
+    for bad in (-1, "-1", "x", 1.5, "9" * 5000, "²"):
+        refused("logit_bias key", logit_bias={bad: 0})
+    for bad in (100.1, math.nan, "1", True):
+        refused("logit_bias[3]", logit_bias={3: bad})
+
+
+def test_fields_that_must_agree():
+    refused("min_tokens", min_tokens=3, max_tokens=2)
+    assert SamplingParams(min_tokens=3, max_tokens=None).min_tokens == 3
+    refused("allowed_token_ids", allowed_token_ids=())
+    refused("allowed_token_ids", allowed_token_ids=[1, 2], banned_token_ids=[2, 1])
+    assert SamplingParams(allowed_token_ids=[1, 2], banned_token_ids=[1]).allowed_token_ids == (1, 2)
+
+
+def test_greedy_is_a_vanishing_temperature():
+    assert SamplingParams(temperature=0).greedy
+    assert SamplingParams(temperature=9e-6).greedy
+    assert not SamplingParams(temperature=1e-5).greedy
+
+
+def test_unknown_fields_get_a_hint():
+    for name, remedy in (("temprature", "did you mean temperature?"), ("zzzz", "known fields: max_tokens")):
+        with pytest.raises(InvalidInput, match=f"{name} = 1: {remedy}".replace("?", r"\?")):
+            SamplingParams.from_dict({name: 1})
+
+
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=4)
+strategies = {
+    **{name: st.floats(low, high) for name, (low, high) in NUMBERS.items()},
+    **{name: st.integers(low, high) for name, (low, high) in INTEGERS.items()},
+    **{name: st.booleans() for name in FLAGS},
+    "max_tokens": st.one_of(st.none(), st.integers(16, 2**31 - 1)),
+    "seed": st.one_of(st.none(), st.integers(*INTEGERS["seed"])),
+    "logprobs": st.one_of(st.none(), st.integers(0, 20)),
+    "prompt_logprobs": st.one_of(st.none(), st.integers(0, 20)),
+    "stop": st.lists(st.text(min_size=1, max_size=5), max_size=3),
+    "logit_bias": st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=3),
+    "allowed_token_ids": st.one_of(st.none(), st.lists(st.integers(0, 99), min_size=1, max_size=4)),
+    "banned_token_ids": st.lists(st.integers(100, 199), max_size=4),
+    "stop_token_ids": ids,
+    "logprob_token_ids": ids,
+}
+
+
+@given(st.fixed_dictionaries(strategies))
+def test_trip_through_json(values):
+    params = SamplingParams(**values)
+    again = SamplingParams.from_dict(json.loads(json.dumps(params.to_dict(), allow_nan=False)))
+    assert again == params and hash(again) == hash(params)
+    assert again.to_dict() == params.to_dict()
+
+
+def test_all_fields_are_drawn_and_matter():
+    assert set(strategies) == {item.name for item in fields(SamplingParams)}
+    assert replace(SamplingParams(), logit_bias={1: 1.0}) != SamplingParams()
+    assert hash(replace(SamplingParams(), logit_bias={1: 1.0})) != hash(SamplingParams())
