@@ -1,7 +1,7 @@
 """Run a forward pass once on symbols, keep it as a list of op records, and replay the list on any backend.
 
 Dimensions of a symbolic value are integers or T (token rows), S (sequences), R (rows that need logits): one program
-serves every step. A forward pass that looks at data (`if x`, `len(x)`, a loop over rows) cannot be captured and says so.
+serves every step. A forward pass that looks at data (`if x`, `len(x)`, a loop over rows) is refused.
 """
 
 from __future__ import annotations
@@ -154,8 +154,10 @@ def _operand(origin: str, name: str, value: Any, is_input: bool) -> Operand:
         return value.operand
     if isinstance(value, SymbolicBatch):
         return BatchField()
-    if is_input and isinstance(value, (list, tuple)) and all(isinstance(v, Symbol) for v in value):
-        return Weights(tuple(v.operand.name for v in value if isinstance(v.operand, Weight)))
+    if is_input and isinstance(value, (list, tuple)):
+        names = [v.operand.name for v in value if isinstance(v, Symbol) and isinstance(v.operand, Weight)]
+        if len(names) == len(value):
+            return Weights(tuple(names))
     if is_input and value is not None:
         raise InvalidInput(f"{origin} {name}", value, "an input is a symbolic value, a weight or the batch")
     try:
@@ -263,7 +265,7 @@ def _describe(record: OpRecord) -> str:
         f"%{i} [{', '.join(map(str, dims))}]" for i, dims in zip(record.outputs, record.dims, strict=True)
     )
     frees = f"  free {' '.join(f'%{i}' for i in record.frees)}" if record.frees else ""
-    return f"{record.index:4d}  {record.op}({', '.join(shown)})" + (f" -> {outputs}" if outputs else "") + frees
+    return f"{record.index:5d}  {record.op}({', '.join(shown)})" + (f" -> {outputs}" if outputs else "") + frees
 
 
 def capture(
