@@ -62,6 +62,7 @@ def read(base: dict[str, Any], **changes: Any) -> ModelConfig:
         (GEMMA, {"layer_types": ["linear_attention"] * 4}, "layer_types"),
         (GEMMA, {"sliding_window": -1}, "sliding_window"),
         (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        (GEMMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         (QWEN2, {"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
         (MOE, {"num_experts_per_tok": 7}, "experts_per_token"),
         (MOE, {"num_experts": 1 << 30}, "num_experts"),
@@ -114,7 +115,7 @@ def test_eos_ids_one_several_or_none() -> None:
 
 def test_defaults_of_the_architectures() -> None:
     """What transformers assumes when a key is absent."""
-    bare = {key: value for key, value in LLAMA.items() if key not in ("sliding_window", "hidden_act", "rope_theta")}
+    bare = {key: value for key, value in LLAMA.items() if key not in ("hidden_act", "rope_theta")}
     mistral = ModelConfig.from_dict(bare | {"model_type": "mistral"})
     assert mistral.layer_windows == (4096, 4096)
     assert ModelConfig.from_dict(bare | {"model_type": "mistral", "sliding_window": None}).layer_windows == (0, 0)
@@ -125,6 +126,9 @@ def test_defaults_of_the_architectures() -> None:
     assert gemma.layer_windows == (4096,) * 5 + (0, 4096)
     assert (gemma.head_dim, gemma.query_scale, gemma.activation) == (256, 1 / 16, "gelu_tanh")
     assert gemma.tie_word_embeddings and gemma.norm_offset == 1.0
+    gemma2 = ModelConfig.from_dict(bare | {"model_type": "gemma2"})
+    assert (gemma2.attn_soft_cap, gemma2.final_soft_cap, gemma2.layer_windows) == (50.0, 30.0, (4096, 0))
+    assert gemma2.rope.theta == 1e4 and not gemma2.qk_norm
     assert gemma.rope.theta == 1e6 and gemma.rope_local and gemma.rope_local.theta == 1e4
 
 

@@ -99,7 +99,12 @@ CASES: dict[str, dict[str, Any]] = {
         **_MOE | {"mlp_only_layers": [1], "num_hidden_layers": 3, "norm_topk_prob": False},
     ),
     "gemma3": _gemma(rope_local_base_freq=50.0, rope_theta=100000.0),
-    "gemma3-soft-caps": _gemma(attn_logit_softcapping=2.0, final_logit_softcapping=3.0, num_key_value_heads=1),
+    "gemma3-final-cap": _gemma(final_logit_softcapping=3.0, num_key_value_heads=1),
+    "gemma2": _case(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        **_GEMMA | {"layer_types": None, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 4.0},
+    ),
     "gemma3-scaled-rope": _gemma(
         rope_theta=None,
         rope_parameters={

@@ -4,8 +4,7 @@
     x = x + norm(mlp(norm(x)))
 
 Norm weights are stored less one (`norm_offset`); embeddings are multiplied by the root of the width and tied to the
-output. Source: Gemma Team, "Gemma 3 Technical Report", 2025; soft caps: "Gemma 2", 2024. Weights carry the names of
-the Hugging Face checkpoints.
+output. Source: Gemma Team, "Gemma 3 Technical Report", 2025. Weights carry the names of the Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from octavo.models.config import (
 from octavo.models.decoder import Decoder, Weights, attention_shapes, mlp_shapes
 from octavo.models.keys import ConfigKeys
 
-__all__ = ["Gemma3"]
+__all__ = ["Gemma3", "alternating_windows"]
 
 _NORMS = (
     "input_layernorm",
@@ -39,23 +38,30 @@ class Gemma3(Decoder):
 
     @classmethod
     def config_fields(cls, keys: ConfigKeys) -> dict[str, Any]:
-        """Windows, the two ropes, scales, soft caps; defaults are those of Gemma 3."""
+        """Windows, the two ropes, norms on q and k; defaults are those of Gemma 3."""
+        if keys.get("attn_logit_softcapping") is not None:
+            raise keys.error("attn_logit_softcapping", "Gemma 3 caps no attention scores: give null")
+        return cls.shared_fields(keys) | {
+            "qk_norm": True,
+            "layer_windows": alternating_windows(keys, keys.size("sliding_window_pattern", MAX_LAYERS, 6)),
+            "rope": read_rope(keys, "full_attention", 1e6),
+            "rope_local": _local_rope(keys),
+        }
+
+    @classmethod
+    def shared_fields(cls, keys: ConfigKeys) -> dict[str, Any]:
+        """What Gemma 2 and 3 read alike."""
         bias = keys.flag("attention_bias", False)
         return {
             "head_dim": keys.size("head_dim", MAX_HEAD_DIM, 256),
             "tie_word_embeddings": keys.flag("tie_word_embeddings", True),
             "attention_bias": bias,
             "output_bias": bias,
-            "qk_norm": True,
             "norm_offset": 1.0,
             "embed_scale": float(keys.get("hidden_size")) ** 0.5,
             "query_scale": keys.real("query_pre_attn_scalar", 256.0) ** -0.5,
             "activation": read_activation(keys, "hidden_activation", "gelu_pytorch_tanh"),
-            "attn_soft_cap": keys.real("attn_logit_softcapping", 0.0),
             "final_soft_cap": keys.real("final_logit_softcapping", 0.0),
-            "layer_windows": _windows(keys),
-            "rope": read_rope(keys, "full_attention", 1e6),
-            "rope_local": _local_rope(keys),
         }
 
     def layer_shapes(self, layer: int) -> dict[str, tuple[int, ...]]:
@@ -74,10 +80,9 @@ class Gemma3(Decoder):
         return x, delta
 
 
-def _windows(keys: ConfigKeys) -> tuple[int, ...]:
-    """By `layer_types`, or every `sliding_window_pattern`-th layer global."""
+def alternating_windows(keys: ConfigKeys, pattern: int) -> tuple[int, ...]:
+    """By `layer_types`, or every `pattern`-th layer global."""
     window = keys.size("sliding_window", MAX_POSITIONS, 4096)
-    pattern = keys.size("sliding_window_pattern", MAX_LAYERS, 6)
     default = tuple(window if (i + 1) % pattern else 0 for i in range(keys.get("num_hidden_layers")))
     return read_windows(keys, window, default)
 

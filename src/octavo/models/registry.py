@@ -16,6 +16,7 @@ MODELS: dict[str, str] = {
     "qwen2": "octavo.models.qwen2:Qwen2",
     "qwen3": "octavo.models.qwen3:Qwen3",
     "qwen3_moe": "octavo.models.qwen3_moe:Qwen3Moe",
+    "gemma2": "octavo.models.gemma2:Gemma2",
     "gemma3_text": "octavo.models.gemma3:Gemma3",
 }
 
