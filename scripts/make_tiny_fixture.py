@@ -267,7 +267,7 @@ def scenario() -> dict:
         "seed": 0,
         "quantization": [
             {"bits": 8, "group_size": 16, "symmetric": True},
-            {"bits": 4, "group_size": 8, "symmetric": False},
+            {"bits": 4, "group_size": 16, "symmetric": False},
         ],
         "requests": [
             request("short", "hello", 6, 0),

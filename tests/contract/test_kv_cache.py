@@ -29,21 +29,21 @@ class AllocateAppendReadRelease(unittest.TestCase):
                     self.assertEqual((list(key), list(value)), vectors(1, position))
                 kv.release(handle)
                 kv.audit()
-                self.assertEqual(kv.usage().referenced, 0)
+                self.assertEqual(kv.usage().pages.referenced, 0)
 
     def test_a_page_filled_exactly_needs_no_other(self) -> None:
         kv = KVCacheManager(8, 4)
         kv.allocate("four", 4)
-        self.assertEqual(kv.usage().referenced, 1)
+        self.assertEqual(kv.usage().pages.referenced, 1)
         kv.allocate("five", 5)
-        self.assertEqual(kv.usage().referenced, 3)
+        self.assertEqual(kv.usage().pages.referenced, 3)
 
     def test_appending_past_the_reservation_takes_pages_as_needed(self) -> None:
         kv = KVCacheManager(3, 2)
         handle = kv.allocate("a", 2)
         for position in range(6):
             kv.append(handle, *vectors(1, position))
-        self.assertEqual(kv.usage().referenced, 3)
+        self.assertEqual(kv.usage().pages.referenced, 3)
         with self.assertRaises(OutOfPages):
             kv.append(handle, *vectors(1, 6))
         self.assertEqual(list(kv.read(handle, 5)[0]), vectors(1, 5)[0])
@@ -68,7 +68,7 @@ class AllocateAppendReadRelease(unittest.TestCase):
         with self.assertRaises(UseAfterRelease):
             kv.append(handle, [1.0], [2.0])
         kv.audit()
-        self.assertEqual(kv.usage().free, 4)
+        self.assertEqual(kv.usage().pages.free, 4)
 
     def test_an_old_handle_does_not_reach_the_new_request_of_its_name(self) -> None:
         kv = KVCacheManager(4, 4)
@@ -88,7 +88,7 @@ class AllocateAppendReadRelease(unittest.TestCase):
         with self.assertRaises(OutOfPages):
             kv.allocate("b", 5)
         kv.audit()
-        self.assertEqual((kv.usage().free, kv.usage().referenced), (1, 3))
+        self.assertEqual((kv.usage().pages.free, kv.usage().pages.referenced), (1, 3))
         kv.allocate("c", 4)
         kv.release(held)
         kv.audit()
@@ -99,7 +99,7 @@ class AllocateAppendReadRelease(unittest.TestCase):
             with self.assertRaises(ValueError, msg=repr(count)):
                 kv.allocate("a", count)
         kv.audit()
-        self.assertEqual(kv.usage().free, 4)
+        self.assertEqual(kv.usage().pages.free, 4)
 
     def test_pages_say_who_uses_them(self) -> None:
         kv = KVCacheManager(4, 4)
@@ -124,7 +124,7 @@ class RandomLives(unittest.TestCase):
             for handle, _ in live.values():
                 kv.release(handle)
             kv.audit()
-            self.assertEqual(kv.usage().free, kv.usage().total)
+            self.assertEqual(kv.usage().pages.free, kv.usage().pages.total)
 
     def one_action(self, rng: random.Random, kv: KVCacheManager, live: dict, serial: int) -> None:
         action = rng.random()
@@ -145,7 +145,7 @@ class RandomLives(unittest.TestCase):
                 kv.release(handle)
                 del live[name]
         except OutOfPages:
-            self.assertTrue(live or kv.usage().total * kv.page_size < 12)
+            self.assertTrue(live or kv.usage().pages.total * kv.page_size < 12)
 
 
 if __name__ == "__main__":

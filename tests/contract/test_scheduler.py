@@ -146,7 +146,7 @@ class Cancelling(unittest.TestCase):
                 self.assertEqual(mine[-1].finish_reason, "cancelled")
             stays = [e for e in before + after if e.request_id == "stays" and e.kind == EventKind.TOKEN]
             self.assertEqual(len(stays), 5)
-            self.assertEqual(scheduler.kv.usage().referenced, 0)
+            self.assertEqual(scheduler.kv.usage().pages.referenced, 0)
 
     def test_cancelling_after_the_end_changes_nothing(self) -> None:
         scheduler, _ = make()

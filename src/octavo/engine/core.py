@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.core.batch import ScheduleDecision, StepResult
+from octavo.core.errors import InvalidInput
 from octavo.core.events import TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
@@ -37,6 +38,7 @@ class EngineCore:
         self.metrics = metrics
         self.clock = clock
         self.audits = audit
+        self.idle = True  # the last step had nothing to run
 
     @property
     def kv(self) -> Any:
@@ -65,28 +67,26 @@ class EngineCore:
         """Run one step and return its events, in order. An error of the model never leaves through here."""
         started = self.clock()
         decision = self.scheduler.plan(now)
+        self.idle = not decision.rows
         try:
-            result = self.executor(decision)
+            result = self.executor(decision) if decision.rows else StepResult(decision.step, ())
         except Exception as error:
             events = self.scheduler.rollback(error, now)
-            self.metrics.num_failed_steps += 1
-            self.metrics.saw(events, self.clock())
+            self.metrics.failed(events, self.clock())
         else:
-            pages, held = self._pages_held()
+            pages = self.kv.usage().pages.referenced
             events = self.scheduler.commit(result, now)
-            self.metrics.stepped(decision, events, started, self.clock(), pages, held)
+            self.metrics.stepped(decision, events, started, self.clock(), pages, len(self.kv.groups))
         if self.audits:
             self.scheduler.audit()
         return events
 
-    def _pages_held(self) -> tuple[int, int]:
-        """Referenced pages now, before the commit gives any back, and the tokens whose K/V they hold."""
-        usage = self.kv.usage()
-        return usage.referenced, self.scheduler.num_resident_tokens * len(self.kv.groups)
-
     def snapshot(self, request_id: str) -> dict[str, Any]:
         """A live request as plain JSON values, between two steps. Raises ``InvalidInput`` for an unknown id."""
-        return self.scheduler.request(request_id).snapshot()
+        request = self.scheduler.get(request_id)
+        if request is None:
+            raise InvalidInput("request_id", request_id, "give the id of a live request")
+        return request.snapshot()
 
     def restore(self, saved: Mapping[str, Any], now: float) -> Request:
         """Go on with a request from its ``snapshot``, here or in another engine: the same bytes follow.

@@ -189,12 +189,23 @@ class InferenceEngine:
 
     def usage(self) -> dict[str, int]:
         """Pages by class: free, cached, referenced, ticketed, total."""
-        usage = self.core.kv.usage()
-        return {name: getattr(usage, name) for name in ("free", "cached", "referenced", "ticketed", "total")}
+        pages = self.core.kv.usage().pages
+        return {name: getattr(pages, name) for name in ("free", "cached", "referenced", "ticketed", "total")}
 
     def metrics(self) -> dict[str, Any]:
         """Times, throughput, batch utilization, KV peak, fragmentation, and the cache's counters."""
-        return {**self.core.metrics.summary(), "pages": self.usage()}
+        kv = self.core.kv
+        prefix = kv.usage().prefix
+        cache = {
+            "queries": prefix.queries,
+            "hits": prefix.hits,
+            "query_tokens": prefix.query_units,
+            "hit_tokens": prefix.hit_units,
+            "pages_taken": kv.allocator.num_taken,
+            "pages_freed": kv.allocator.num_freed,
+            "pages_evicted": prefix.evicted_pages,
+        }
+        return {**self.core.metrics.summary(), "pages": self.usage(), "cache": cache}
 
     def timeline(self) -> list[Mapping[str, Any]]:
         """One record for each step: when, which requests, how many tokens and pages."""

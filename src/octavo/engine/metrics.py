@@ -57,7 +57,7 @@ class StepRecord:
     scheduled_tokens: int
     output_tokens: int
     pages_in_use: int
-    wasted_slots: int  # places for tokens in pages in use that hold none
+    wasted_slots: int  # places in the last pages of its rows' sequences that hold no token
 
 
 class Metrics:
@@ -71,7 +71,7 @@ class Metrics:
         self.steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
         self.num_steps = self.num_failed_steps = 0
         self.scheduled_tokens = self.output_tokens = 0
-        self.peak_pages = 0
+        self.peak_pages = self.preemptions = 0
         self.finished: dict[str, int] = {}
         self._page_slots = self._wasted_slots = 0
 
@@ -81,16 +81,31 @@ class Metrics:
         while len(self.requests) > _KEPT_REQUESTS:
             self.requests.popitem(last=False)
 
+    def failed(self, events: Sequence[TokenEvent], now: float) -> None:
+        """A step was rolled back."""
+        self.num_failed_steps += 1
+        self.saw(events, now)
+
     def stepped(
-        self, decision: ScheduleDecision, events: Sequence[TokenEvent], started: float, ended: float, pages: int, held: int
+        self,
+        decision: ScheduleDecision,
+        events: Sequence[TokenEvent],
+        started: float,
+        ended: float,
+        pages: int,
+        num_groups: int,
     ) -> None:
-        """A step was committed. ``pages`` are referenced pages, ``held`` the tokens whose K/V they hold."""
+        """A step was committed; ``pages`` were referenced before its commit gave any back."""
         produced = self.saw(events, ended)
-        wasted = max(0, pages * self.page_size - held)
+        if not decision.rows:
+            return
+        lengths = [row.start + len(row.token_ids) for row in decision.rows]
+        wasted = num_groups * sum(-length % self.page_size for length in lengths)
         self.num_steps += 1
         self.scheduled_tokens += decision.num_scheduled_tokens
+        self.preemptions += len(decision.preemptions)
         self.peak_pages = max(self.peak_pages, pages)
-        self._page_slots += pages * self.page_size
+        self._page_slots += wasted + num_groups * sum(lengths)
         self._wasted_slots += wasted
         active = tuple(row.request_id for row in decision.rows)
         self.steps.append(
@@ -129,6 +144,7 @@ class Metrics:
         return {
             "steps": self.num_steps,
             "failed_steps": self.num_failed_steps,
+            "preemptions": self.preemptions,
             "scheduled_tokens": self.scheduled_tokens,
             "output_tokens": self.output_tokens,
             "ttft_s": _mean([times.ttft for times in self.requests.values()]),

@@ -75,14 +75,7 @@ def build_core(
     groups = parts.model.kv_groups()
     pool = parts.backend.allocate_kv(num_pages, page_size, groups)
     kv = KVCacheManager(num_pages, page_size, groups, store=pool, enable_prefix_cache=prefix_cache)
-    runner = ModelRunner(
-        parts.model,
-        parts.backend,
-        parts.weights,
-        pool,
-        num_groups=len(groups),
-        eos_token_ids=parts.config.eos_token_ids,
-    )
+    runner = ModelRunner(parts.model, parts.backend, parts.weights, pool, num_groups=len(groups))
     scheduler = ContinuousBatchScheduler(
         kv, scheduling, vocab_size=parts.config.vocab_size, model=parts.name, seed_source=seed_source
     )

@@ -57,14 +57,12 @@ class ModelRunner:
         kv_pool: Any,
         *,
         num_groups: int = 1,
-        eos_token_ids: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.backend = backend
         self.weights = weights
         self.kv_pool = kv_pool
         self.num_groups = num_groups
-        self.eos_token_ids = tuple(eos_token_ids)
         self._slots: dict[int, Slot] = {}
 
     def execute(self, decision: ScheduleDecision) -> StepResult:
@@ -176,7 +174,7 @@ class ModelRunner:
         params = slot.params
         banned: tuple[int, ...] = ()
         if row.output_index < params.min_tokens:
-            banned = params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids)
+            banned = params.stop_token_ids + (() if params.ignore_eos else slot.eos_token_ids)
         return SamplingRow(
             params=params,
             seed=slot.seed,

@@ -17,6 +17,7 @@ class Slot:
     def __init__(self, init: SlotInit, num_groups: int) -> None:
         self.params = init.params
         self.seed = init.seed
+        self.eos_token_ids = init.eos_token_ids
         self.num_prompt_tokens = init.num_prompt_tokens
         self.tokens = list(init.token_ids)
         self.pages: list[list[int]] = [[] for _ in range(num_groups)]

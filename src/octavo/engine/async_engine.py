@@ -1,0 +1,313 @@
+"""AsyncEngine: one thread runs the step loop, any number of coroutines read their requests' text.
+
+    coroutine -> inbox (thread-safe) -> engine thread: drain, step, route -> event loop of the coroutine -> its mailbox
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from octavo.core.errors import OctavoError
+from octavo.core.params import SamplingParams
+from octavo.core.request import FinishReason, Request
+from octavo.engine.config import EngineConfig
+from octavo.engine.loader import LoadedEngine, load_engine
+from octavo.engine.output import OutputDelta, OutputRouter, merge_deltas
+from octavo.engine.stats import engine_stats
+
+__all__ = ["AsyncEngine", "EngineStopped"]
+
+_IDLE_NAP = 0.001  # seconds between steps that found nothing to run (a prefix is waited for)
+_STUCK_AFTER = 120.0  # seconds in one step after which the engine counts as unhealthy
+
+
+class EngineStopped(OctavoError):
+    """The engine was shut down, or its loop failed: no request is served any more."""
+
+
+class _Mailbox:
+    """Deltas on their way to one coroutine. What a slow reader left unread is merged, so it stays bounded."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._ready = asyncio.Event()
+        self._unread: dict[int, list[OutputDelta]] = {}  # by choice, in order of arrival
+        self._error: Exception | None = None
+
+    def put(self, deltas: Sequence[OutputDelta]) -> None:
+        """In the event loop: add deltas."""
+        for delta in deltas:
+            held = self._unread.setdefault(delta.choice, [])
+            held.append(delta)
+        self._ready.set()
+
+    def fail(self, error: Exception) -> None:
+        """In the event loop: the reader gets ``error`` after what it has not read."""
+        self._error = error
+        self._ready.set()
+
+    async def get(self) -> list[OutputDelta]:
+        """Wait for deltas: one for each choice that has news, the request's last one at the end."""
+        await self._ready.wait()
+        self._ready.clear()
+        unread, self._unread = self._unread, {}
+        if not unread and self._error is not None:
+            raise self._error
+        if self._error is not None:
+            self._ready.set()
+        merged = [merge_deltas(held) if len(held) > 1 else held[0] for held in unread.values()]
+        return sorted(merged, key=lambda delta: delta.last)
+
+
+class AsyncEngine:
+    """Serves many clients at once. Use as ``async with AsyncEngine.load(config) as engine``, or call `shutdown`.
+
+    ``generate`` may be called from any event loop. An exception in the engine loop ends every request with an error
+    instead of leaving its client waiting, and later calls raise ``EngineStopped``.
+    """
+
+    def __init__(self, loaded: LoadedEngine, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.loaded = loaded
+        self.clock = clock
+        self._router = OutputRouter(loaded.core, loaded.parts.tokenizer)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._mailboxes: dict[str, _Mailbox] = {}
+        self._failure: Exception | None = None
+        self._stopping = False
+        self._step_started: float | None = None
+        self._stats: Mapping[str, float] = engine_stats(loaded.core)
+        self._next_id = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(cls, config: EngineConfig, *, say: Callable[[str], None] = print) -> AsyncEngine:
+        """Load the model (this blocks) and start."""
+        return cls(load_engine(config, say=say))
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+    @property
+    def model_name(self) -> str:
+        """Name that the model was asked for by."""
+        return self.loaded.parts.name
+
+    @property
+    def max_seq_len(self) -> int:
+        """Prompt and output together."""
+        return self.loaded.max_seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids lie in [0, vocab_size)."""
+        return self.loaded.parts.config.vocab_size
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.loaded.parts.tokenizer
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
+    ) -> AsyncIterator[OutputDelta]:
+        """Deltas of all choices until each has finished. Closing the iterator cancels the request.
+
+        Raises ``InvalidInput`` at the first step of the iteration for what the scheduler refuses, and
+        ``EngineStopped`` if the engine is down or goes down.
+        """
+        token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
+        request = self._request(token_ids, params or SamplingParams(), request_id, priority, tenant, cache_salt)
+        mailbox = _Mailbox(asyncio.get_running_loop())
+        submitted = False
+        try:
+            await self._submit(request, mailbox)
+            submitted = True
+            while True:
+                for delta in await mailbox.get():
+                    yield delta
+                    if delta.last:
+                        submitted = False
+                        return
+        finally:
+            if submitted:
+                self._post(lambda: self._cancel(request.request_id, mailbox))
+
+    def stats(self) -> Mapping[str, float]:
+        """Gauges and counters as of the last step; cheap, callable from any thread."""
+        stats = dict(self._stats)
+        ended = stats.pop("last_step_ended")
+        return {**stats, "last_step_age": self.clock() - ended if ended else 0.0}
+
+    def health_problem(self) -> str | None:
+        """None while the engine makes progress; otherwise what is wrong."""
+        if self._failure is not None:
+            return f"the engine loop failed: {type(self._failure).__name__}: {self._failure}"
+        if not self._thread.is_alive():
+            return "the engine has been shut down"
+        started = self._step_started
+        if started is not None and self.clock() - started > _STUCK_AFTER:
+            return f"one step has taken more than {_STUCK_AFTER:.0f} s"
+        return None
+
+    def shutdown(self, timeout: float = 10.0) -> None:
+        """End every request as cancelled, stop the thread, and wait for it. Idempotent."""
+        self._stopping = True
+        self._inbox.put(lambda: None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    # -- in the caller's thread
+
+    def _request(
+        self, token_ids: Sequence[int], params: SamplingParams, request_id: str | None, priority: int, tenant: str, salt: str
+    ) -> Request:
+        parts = self.loaded.parts
+        return Request(
+            self._free_id() if request_id is None else request_id,
+            token_ids,
+            params,
+            tenant=tenant,
+            priority=priority,
+            arrival=self.clock(),
+            model=parts.name,
+            namespace=parts.namespace(salt),
+            eos_token_ids=parts.config.eos_token_ids,
+        )
+
+    def _free_id(self) -> str:
+        with self._lock:
+            self._next_id += 1
+            return f"async-{self._next_id}"
+
+    async def _submit(self, request: Request, mailbox: _Mailbox) -> None:
+        """Hand the request to the engine thread and wait for its verdict."""
+        accepted: asyncio.Future[None] = mailbox.loop.create_future()
+
+        def run() -> None:
+            try:
+                self.loaded.core.submit(request, self.clock())
+            except Exception as error:
+                _tell(mailbox.loop, _set_error, accepted, error)
+                return
+            self._router.open(request)
+            self._mailboxes[request.request_id] = mailbox
+            _tell(mailbox.loop, _set_done, accepted)
+
+        self._post(run)
+        try:
+            await accepted
+        except asyncio.CancelledError:
+            self._post(lambda: self._cancel(request.request_id, mailbox))
+            raise
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """Queue a command for the engine thread; raises ``EngineStopped`` where nobody would run it."""
+        with self._lock:
+            if not self._stopping and self._failure is None:
+                self._inbox.put(command)
+                return
+        if self._failure is not None:
+            raise EngineStopped(self.health_problem() or "the engine has been shut down") from self._failure
+
+    # -- in the engine thread
+
+    def _cancel(self, request_id: str, mailbox: _Mailbox) -> None:
+        if self._mailboxes.get(request_id) is not mailbox:
+            return
+        self._forget(request_id)
+        self.loaded.core.cancel(request_id, FinishReason.CANCELLED)
+
+    def _forget(self, request_id: str) -> None:
+        self._mailboxes.pop(request_id, None)
+        self._router.close(request_id)
+
+    def _run(self) -> None:
+        reason: Exception = EngineStopped("the engine has been shut down")
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception as error:
+            self._failure = error
+            reason = EngineStopped(f"the engine loop failed: {type(error).__name__}: {error}")
+        finally:
+            self._end_all(reason)
+
+    def _turn(self) -> None:
+        """Run what the inbox holds (waiting for it when there is nothing else to do), then one step."""
+        core = self.loaded.core
+        if not core.has_work:
+            self._step_started = None
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+        if self._stopping or not core.has_work:
+            return
+        self._step_started = self.clock()
+        events = core.step(self._step_started)
+        self._stats = engine_stats(core)
+        self._deliver(self._router.take(events))
+        if core.idle and not events:
+            time.sleep(_IDLE_NAP)
+
+    def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
+        by_request: dict[str, list[OutputDelta]] = {}
+        for delta in deltas:
+            by_request.setdefault(delta.request_id, []).append(delta)
+        for request_id, news in by_request.items():
+            mailbox = self._mailboxes.get(request_id)
+            if mailbox is None:
+                continue
+            if not _tell(mailbox.loop, mailbox.put, news):  # its event loop is gone, and so is its reader
+                self._cancel(request_id, mailbox)
+            elif any(delta.last for delta in news):
+                self._forget(request_id)
+
+    def _end_all(self, reason: Exception) -> None:
+        """Nobody will run a command any more: answer those that are queued and everyone who waits."""
+        with self._lock:
+            self._stopping = True
+        while not self._inbox.empty():
+            try:
+                self._inbox.get()()
+            except Exception:  # the reader learns below what happened
+                continue
+        for mailbox in self._mailboxes.values():
+            _tell(mailbox.loop, mailbox.fail, reason)
+        self._mailboxes.clear()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *values: object) -> bool:
+    """Call ``callback`` in ``loop``; False if the loop has been closed."""
+    try:
+        loop.call_soon_threadsafe(callback, *values)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _set_error(future: asyncio.Future[None], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+

@@ -1,0 +1,215 @@
+"""LLM: many prompts in, all answers out, in this thread."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import InvalidInput
+from octavo.core.params import SamplingParams
+from octavo.core.request import Request
+from octavo.engine.config import EngineConfig
+from octavo.engine.loader import LoadedEngine, load_engine
+from octavo.engine.output import OutputDelta, OutputRouter
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput"]
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class CompletionOutput:
+    """One choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each token, if asked for
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass
+class RequestOutput:
+    """All that one prompt came to. ``usage``: prompt_tokens, completion_tokens, total_tokens, cached_tokens."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Token counts, in the words of the HTTP API."""
+        completion = sum(len(output.token_ids) for output in self.outputs)
+        prompt = len(self.prompt_token_ids)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "cached_tokens": self.num_cached_tokens,
+        }
+
+
+class LLM:
+    """A model for offline use. Keyword arguments are the fields of `EngineConfig`.
+
+    Raises ``InvalidInput`` for an unknown model or option, and where memory does not suffice.
+    """
+
+    def __init__(
+        self,
+        model: str = EngineConfig.model,
+        *,
+        loaded: LoadedEngine | None = None,
+        say: Callable[[str], None] = print,
+        **options: Any,
+    ) -> None:
+        if loaded is None:
+            loaded = load_engine(_config(model, options), say=say)
+        self.loaded = loaded
+        self.tokenizer = loaded.parts.tokenizer
+        self._router = OutputRouter(loaded.core, self.tokenizer)
+        self._next_id = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answers in the order of the prompts: texts, lists of token ids, or both mixed.
+
+        ``params`` is one for all, or one for each. ``use_tqdm`` shows a progress bar. Nothing runs if any prompt is
+        refused (``InvalidInput``).
+        """
+        listed = _as_list(prompts)
+        each = self._params_for(params, len(listed))
+        requests = [self._request(prompt, one) for prompt, one in zip(listed, each, strict=True)]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
+        return self._run(requests, texts, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answers to one conversation or several. A conversation is a list of ``{"role": ..., "content": ...}``."""
+        from octavo.tokenizers.chat import encode_chat
+
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        prompts = [encode_chat(self.tokenizer, one, **template_options) for one in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, params, use_tqdm=use_tqdm)
+
+    def _params_for(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * count
+        if len(params) != count:
+            raise InvalidInput("params", f"{len(params)} params", f"give one, or one for each of {count} prompts")
+        return list(params)
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        parts = self.loaded.parts
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        self._next_id += 1
+        return Request(
+            f"llm-{self._next_id}",
+            token_ids,
+            params,
+            model=parts.name,
+            arrival=time.monotonic(),
+            namespace=parts.namespace(),
+            eos_token_ids=parts.config.eos_token_ids,
+        )
+
+    def _run(self, requests: Sequence[Request], texts: Sequence[str | None], use_tqdm: bool) -> list[RequestOutput]:
+        core, outputs = self.loaded.core, {}
+        self._submit(requests)
+        for request, text in zip(requests, texts, strict=True):
+            choices = [CompletionOutput(branch.choice) for branch in request.branches]
+            outputs[request.request_id] = RequestOutput(
+                request.request_id, text, list(request.prompt_token_ids), choices
+            )
+        try:
+            with _progress(len(requests), use_tqdm) as advance:
+                while core.has_work:
+                    for delta in self._router.take(core.step(time.monotonic())):
+                        _add(outputs[delta.request_id], delta)
+                        advance(delta.last)
+        finally:
+            self._abandon(requests)
+        return [outputs[request.request_id] for request in requests]
+
+    def _submit(self, requests: Sequence[Request]) -> None:
+        core = self.loaded.core
+        try:
+            for request in requests:
+                core.submit(request, time.monotonic())
+                self._router.open(request)
+        except InvalidInput:
+            self._abandon(requests)
+            raise
+
+    def _abandon(self, requests: Sequence[Request]) -> None:
+        """After an interruption: no request is left behind in the engine."""
+        core = self.loaded.core
+        for request in requests:
+            self._router.close(request.request_id)
+            core.cancel(request.request_id)
+        while core.has_work:
+            core.step(time.monotonic())
+
+
+def _config(model: str, options: Mapping[str, Any]) -> EngineConfig:
+    known = {name for name in EngineConfig.__dataclass_fields__ if name != "model"}
+    for name in options:
+        if name not in known:
+            raise InvalidInput(name, options[name], "unknown option; known: " + ", ".join(sorted(known)))
+    return replace(EngineConfig(model=model), **options)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _add(output: RequestOutput, delta: OutputDelta) -> None:
+    choice = output.outputs[delta.choice]
+    choice.text += delta.text
+    choice.token_ids += delta.token_ids
+    choice.logprobs += delta.logprobs
+    output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+    if delta.prompt_logprobs is not None:
+        output.prompt_logprobs = list(delta.prompt_logprobs)
+    if delta.finish_reason is not None:
+        choice.finish_reason, choice.stop_reason, choice.error = delta.finish_reason, delta.stop_reason, delta.error
+
+
+@contextlib.contextmanager
+def _progress(total: int, shown: bool) -> Iterator[Callable[[bool], None]]:
+    """A progress bar over finished requests, or nothing."""
+    if not shown:
+        yield lambda done: None
+        return
+    from rich.progress import Progress
+
+    with Progress() as bar:
+        task = bar.add_task("Generating", total=total)
+        yield lambda done: bar.advance(task) if done else None

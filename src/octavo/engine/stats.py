@@ -1,0 +1,34 @@
+"""The numbers that an engine shows to its operator, as plain floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo.engine.core import EngineCore
+
+__all__ = ["engine_stats"]
+
+
+def engine_stats(core: EngineCore) -> Mapping[str, float]:
+    """Gauges and counters of an engine, between two steps. Costs the same however much has been served."""
+    usage, metrics, scheduler = core.kv.usage(), core.metrics, core.scheduler
+    pages, prefix = usage.pages, usage.prefix
+    last = metrics.steps[-1] if metrics.steps else None
+    return {
+        "num_running": scheduler.num_running,
+        "num_waiting": scheduler.num_waiting,
+        "pages_total": pages.total,
+        "pages_free": pages.free,
+        "pages_cached": pages.cached,
+        "pages_referenced": pages.referenced,
+        "pages_ticketed": pages.ticketed,
+        "step_seconds": 0.0 if last is None else last.ended - last.started,
+        "last_step_ended": 0.0 if last is None else last.ended,
+        "steps": metrics.num_steps,
+        "rollbacks": metrics.num_failed_steps,
+        "preemptions": metrics.preemptions,
+        "scheduled_tokens": metrics.scheduled_tokens,
+        "output_tokens": metrics.output_tokens,
+        "prefix_queries_tokens": prefix.query_units,
+        "prefix_hit_tokens": prefix.hit_units,
+    }
