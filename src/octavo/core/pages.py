@@ -118,6 +118,8 @@ class PageAllocator:
         self._pins: dict[int, list[int]] = {}  # page -> numbers of the open tickets that name it
         self._leases: dict[str, _Lease] = {}
         self._next_ticket = 0
+        self.num_taken = 0  # pages handed out since start
+        self.num_freed = 0  # pages that became free again since start
 
     # ---- owners
 
@@ -136,6 +138,7 @@ class PageAllocator:
         if num_pages > len(self._free):
             raise OutOfPages(f"{num_pages} pages wanted, {len(self._free)} free of {self.num_pages}")
         pages = [heappop(self._free) for _ in range(num_pages)]
+        self.num_taken += num_pages
         for page in pages:
             self._owners[page] = {owner: 1}
             self._refresh(page)
@@ -330,6 +333,7 @@ class PageAllocator:
         self._count[new] += 1
         if new is PageState.FREE and old is not PageState.FREE:
             heappush(self._free, page)
+            self.num_freed += 1
             if self.on_free is not None:
                 self.on_free(page)
         evictable = new is PageState.CACHED and page not in self._pins
