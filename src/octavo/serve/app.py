@@ -201,6 +201,9 @@ class Server:
     async def health(self, request: Request) -> Response:
         """GET /health: 200 while the engine makes progress, else 503 with the reason."""
         problem = self.engine.health_problem()
+        if problem is not None:
+            _log.error("unhealthy: %s", problem)
+            problem = problem.split(":")[0]  # what follows is for the log alone
         body = {"status": "ok" if problem is None else "unhealthy", "reason": problem, "model": self.model}
         return _json(body, status=200 if problem is None else 503)
 

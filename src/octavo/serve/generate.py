@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import cast
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
@@ -129,13 +130,14 @@ async def _pump(
 
 def _open(engine: EnginePort, job: Job, prompt: int) -> AsyncGenerator[Delta, None]:
     suffix = f"-{prompt}" if len(job.prompts) > 1 else ""
-    return engine.generate(
+    deltas = engine.generate(
         job.prompts[prompt].token_ids,
         job.params,
         request_id=job.request_id + suffix,
         priority=job.priority,
         cache_salt=job.cache_salt,
     )
+    return cast("AsyncGenerator[Delta, None]", deltas)
 
 
 def _checked(delta: Delta) -> Delta:

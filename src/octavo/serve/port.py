@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from octavo.core.batch import TokenLogprobs
@@ -16,7 +16,7 @@ __all__ = ["Delta", "EnginePort"]
 
 
 class Delta(Protocol):
-    """What one step added to one choice."""
+    """What one step added to one choice: `octavo.engine.output.OutputDelta`."""
 
     @property
     def choice(self) -> int:
@@ -86,12 +86,13 @@ class EnginePort(Protocol):
         self,
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
+        /,
         *,
         request_id: str,
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
-    ) -> AsyncGenerator[Delta, None]:
+    ) -> AsyncIterator[Delta]:
         """Deltas of all choices until each has finished. Closing the iterator cancels the request."""
 
     def stats(self) -> Mapping[str, float]:

@@ -1,0 +1,180 @@
+"""`octavo doctor`: what was found on this machine, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+from octavo import __version__
+from octavo.core.errors import OctavoError
+from octavo.engine.memory import available_memory, show_size
+
+__all__ = ["Finding", "findings", "run_doctor"]
+
+# instruction sets that matter to kernels -> how /proc/cpuinfo spells them
+_INSTRUCTION_SETS = {
+    "SSE4.2": "sse4_2",
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "FMA": "fma",
+    "F16C": "f16c",
+    "AVX-VNNI": "avx_vnni",
+    "AVX-512F": "avx512f",
+    "AVX-512BW": "avx512bw",
+    "AVX-512 VNNI": "avx512_vnni",
+    "AVX-512 BF16": "avx512_bf16",
+    "AMX tile": "amx_tile",
+    "AMX int8": "amx_int8",
+    "AMX BF16": "amx_bf16",
+    "NEON": "asimd",
+    "dot product": "asimddp",
+    "I8MM": "i8mm",
+    "SVE": "sve",
+}
+_SMALLEST_MEMORY = 1 << 30
+_SMALLEST_DISK = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. A `remedy` says that it is not well, and `fatal` that nothing will run."""
+
+    what: str
+    found: str
+    remedy: str = ""
+    fatal: bool = False
+
+
+def run_doctor(as_json: bool, cache_dir: str) -> int:
+    """Print the findings. 1 if something is missing without which nothing runs, else 0."""
+    found = list(findings(cache_dir))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in found], indent=2))
+    else:
+        _print(found)
+    return int(any(finding.fatal for finding in found))
+
+
+def _print(found: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    width = max(len(finding.what) for finding in found)
+    for finding in found:
+        mark, colour = ("✗", "red") if finding.fatal else ("!", "yellow") if finding.remedy else ("✓", "green")
+        console.print(Text.assemble((mark, colour), f" {finding.what:<{width}}  {finding.found}"), soft_wrap=True)
+        if finding.remedy:
+            console.print(Text(f"  {'':<{width}}  {finding.remedy}", colour), soft_wrap=True)
+
+
+def findings(cache_dir: str = "") -> Iterator[Finding]:
+    """Everything that is looked at, in the order of importance."""
+    yield Finding(
+        "octavo", f"{__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
+    yield from _packages()
+    yield _backend()
+    yield from _processor()
+    yield _memory()
+    yield from _cache(cache_dir)
+
+
+def _packages() -> Iterator[Finding]:
+    missing, held = [], []
+    for line in metadata.requires("octavo") or []:
+        if "extra ==" in line or ("sys_platform" in line and sys.platform == "win32"):
+            continue
+        name = line.split(";")[0].split(">")[0].split("=")[0].split("[")[0].strip()
+        try:
+            held.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        yield Finding("packages", "missing: " + ", ".join(missing), "install them: pip install octavo", fatal=True)
+    if held:
+        yield Finding("packages", ", ".join(held))
+
+
+def _backend() -> Finding:
+    from octavo.backends import create_backend
+
+    try:
+        return Finding("backend", create_backend("auto").name)
+    except (OctavoError, ImportError) as error:
+        return Finding("backend", "none", f"{error}; install NumPy: pip install numpy", fatal=True)
+
+
+def _processor() -> Iterator[Finding]:
+    info = _cpuinfo()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    known = [name for name, flag in _INSTRUCTION_SETS.items() if flag in flags]
+    model = info.get("model name") or platform.processor() or platform.machine()
+    yield Finding("processor", model)
+    yield Finding("instructions", ", ".join(known) or "unknown: this system does not say")
+    cores, quota = _cores(), cpu_quota()
+    limit = "" if quota is None else f", limited to {quota:g} by the control group"
+    yield Finding("cores", f"{cores} usable of {os.cpu_count()}{limit}")
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that the control group allows (version 2, then 1); None without a limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        return limit / int((root / "cpu/cpu.cfs_period_us").read_text()) if limit > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def _memory() -> Finding:
+    free = available_memory()
+    if free is None:
+        return Finding("memory", "unknown: this system does not say")
+    remedy = "" if free >= _SMALLEST_MEMORY else "free some, or serve with a smaller --max-seq-len"
+    return Finding("memory", f"{show_size(free)} available", remedy)
+
+
+def _cache(cache_dir: str) -> Iterator[Finding]:
+    from octavo.weights.store import ModelStore
+
+    store = ModelStore(cache_dir or None, offline=True)
+    place = next(folder for folder in (store.cache_dir, *store.cache_dir.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if not os.access(place, os.W_OK):
+        yield Finding(
+            "model cache", str(store.cache_dir), "cannot be written; set OCTAVO_HOME to a folder that can", True
+        )
+    else:
+        remedy = "" if free >= _SMALLEST_DISK else "make room, or set OCTAVO_HOME to a folder on another disk"
+        yield Finding("model cache", f"{store.cache_dir} ({show_size(free)} free on its disk)", remedy)
+    held = [f"{model.name} ({show_size(model.size)})" for model in store.cached_models()]
+    yield Finding("models cached", ", ".join(held) or "none yet: the first octavo serve or chat fetches one")

@@ -1,0 +1,157 @@
+"""`octavo`: the command line. Commands import what they need when they run, so that `--help` is quick.
+
+Exit codes: 0 done, 1 it went wrong, 2 it was asked for wrongly.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo import __version__
+from octavo.cli.errors import Refused
+from octavo.cli.flags import config_flags
+from octavo.cli.sampling import SamplingFlags
+from octavo.core.errors import InvalidInput, OctavoError
+from octavo.engine.config import EngineConfig
+from octavo.serve.config import ServeConfig
+
+__all__ = ["app", "main"]
+
+_DEFAULT_MODEL = EngineConfig.model
+_MODEL = "A known name (see octavo models), a hub id, a folder, or a .gguf file."
+
+app = typer.Typer(
+    name="octavo",
+    help="Octavo runs large language models: serve one over the OpenAI API, chat with it, or run a file of prompts.",
+    epilog="Start with: octavo chat. Or serve: octavo serve, then POST to http://127.0.0.1:8000/v1/chat/completions.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[str, typer.Argument(help=_MODEL, show_default=True)]
+CacheDir = Annotated[str, typer.Option(help="Folder of downloaded models; default: the user's cache.")]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help=_MODEL)]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"octavo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_show_version)] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@config_flags(engine=EngineConfig, server=ServeConfig)
+def serve(engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL) -> None:
+    """Serve a model over the OpenAI API (HTTP, on port 8000)."""
+    from octavo.serve.server import serve as run_server
+
+    run_server(engine, server, typer.echo)
+
+
+@app.command()
+@config_flags(sampling=SamplingFlags, engine=EngineConfig)
+def chat(
+    engine: EngineConfig,
+    sampling: SamplingFlags,
+    model: Model = _DEFAULT_MODEL,
+    system: Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")] = "",
+) -> None:
+    """Chat with a model in the terminal. Ctrl-C stops an answer, Ctrl-D leaves."""
+    from octavo.cli.chat import run_chat
+
+    run_chat(engine, sampling, system)
+
+
+@app.command()
+@config_flags(sampling=SamplingFlags, engine=EngineConfig)
+def run(
+    engine: EngineConfig,
+    sampling: SamplingFlags,
+    prompt: Annotated[str, typer.Argument(help="What to ask; - reads standard input.")] = "",
+    model: ModelOption = _DEFAULT_MODEL,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Prompts, one JSON value a line.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File of answers; goes on where it ended.")] = None,
+    system: Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it stands: no chat template.")] = False,
+) -> None:
+    """Answer one prompt, or a file of them.
+
+    A line of the file is a string, or a body of /v1/completions or /v1/chat/completions: {"prompt": "..."} or
+    {"messages": [...]}, with any of its parameters.
+    """
+    from octavo.cli.run import run_file, run_prompt
+
+    if file is not None:
+        if prompt:
+            raise InvalidInput("prompt", "given beside --file", "give one of the two")
+        run_file(engine, sampling, file, out, system, raw)
+    elif out is not None:
+        raise InvalidInput("out", str(out), "works with --file; redirect the output of a single prompt with >")
+    else:
+        run_prompt(engine, sampling, prompt, system, raw)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cache_dir: CacheDir = "",
+) -> None:
+    """Say what was found on this machine: backend, instruction sets, memory, model cache, and what is missing."""
+    from octavo.cli.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(as_json, cache_dir))
+
+
+@app.command()
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    fetch: Annotated[str, typer.Option("--fetch", help="Fetch this model into the cache.")] = "",
+    cache_dir: CacheDir = "",
+) -> None:
+    """List the models known by name: size, licence, where they come from and where they are cached."""
+    from octavo.cli.models import run_models
+
+    run_models(as_json, fetch, cache_dir)
+
+
+def main() -> None:
+    """Run the command line. What Octavo refuses is one message, not a traceback."""
+    try:
+        app()
+    except InvalidInput as error:
+        _fail(_spelled(error), 2)
+    except Refused as error:
+        _fail(str(error), 2)
+    except OctavoError as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("stopped", 1)
+    except OSError as error:
+        _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
+
+
+def _spelled(error: InvalidInput) -> str:
+    """The error with the field as a flag, where it is one."""
+    flags = {*EngineConfig.__dataclass_fields__, *ServeConfig.__dataclass_fields__, *SamplingFlags.__dataclass_fields__}
+    text = str(error)
+    if error.field in flags and error.field != "model":
+        return f"--{error.field.replace('_', '-')}{text[len(error.field) :]}"
+    return text
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)

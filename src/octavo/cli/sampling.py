@@ -1,0 +1,28 @@
+"""How `octavo chat` and `octavo run` sample, unless told otherwise: calm enough for small models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["SamplingFlags"]
+
+
+def _flag(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """The sampling parameters that have flags; `-f` files may set every one that the API knows."""
+
+    max_tokens: int | None = _flag(None, "Most tokens of an answer; default: what the context holds.")
+    temperature: float = _flag(0.2, "0 takes the likeliest token; higher is more varied.")
+    top_p: float = _flag(0.9, "Sample among the likeliest tokens that make up this share.")
+    top_k: int = _flag(0, "Sample among this many likeliest tokens; 0: all.")
+    repetition_penalty: float = _flag(1.0, "Above 1: tokens that were used become less likely.")
+    seed: int | None = _flag(None, "The same seed gives the same answer.")
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of an API request."""
+        return {name: value for name, value in asdict(self).items() if value is not None}

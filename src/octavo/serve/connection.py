@@ -1,0 +1,94 @@
+"""One HTTP connection with bounded headers: in bytes, in number and in time. Bodies are bounded in `body.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.serve.errors import ApiError
+
+__all__ = ["BoundedConnection"]
+
+_HEADER_BYTES = 32 << 10
+_HEADER_COUNT = 64
+_HEADER_SECONDS = 10.0
+_REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """uvicorn's connection; refuses a head that is too large or too slow before it is whole."""
+
+    def connection_made(self, transport: Any) -> None:
+        """The client has connected: its first request's head is due."""
+        super().connection_made(transport)
+        self._head_bytes = 0
+        self._in_head = True
+        self._clock: asyncio.TimerHandle | None = None
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what arrives while a head is incomplete."""
+        if self._in_head:
+            self._arm()
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # what a body brings along in the same packet is no header: only an unfinished head is judged
+        if self._in_head and self._head_bytes > _HEADER_BYTES:
+            self._refuse(431, f"The header is larger than {_HEADER_BYTES} bytes.")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._in_head = True
+
+    def on_headers_complete(self) -> None:
+        """A head is whole."""
+        self._disarm()
+        self._in_head, self._head_bytes = False, 0
+        size = sum(len(name) + len(value) for name, value in self.headers)
+        if len(self.headers) > _HEADER_COUNT or size > _HEADER_BYTES:
+            self._refuse(431, f"The header has more than {_HEADER_COUNT} lines or {_HEADER_BYTES} bytes.")
+            return
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body; nobody waits for that of a refused request."""
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request is whole."""
+        if not self.transport.is_closing():
+            super().on_message_complete()
+        self._head_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Bytes that are no HTTP."""
+        self._refuse(400, "These bytes are no HTTP request.")
+
+    def _arm(self) -> None:
+        if self._clock is None:
+            self._clock = self.loop.call_later(_HEADER_SECONDS, self._late)
+
+    def _disarm(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _late(self) -> None:
+        self._refuse(408, f"The header was not complete after {_HEADER_SECONDS:g} s.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        body = ApiError(status, message).response().body
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + bytes(body))
+        self.transport.close()
