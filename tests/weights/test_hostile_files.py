@@ -218,9 +218,15 @@ def test_a_hostile_index_is_refused(content: bytes, word: str, tmp_path: Path) -
     refused(lambda path: ShardedSafetensors(path.parent), tmp_path / INDEX_NAME, content, word)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"a":' * 5000, b" " * (2 << 20), b'{"eos_token_id": "x"}', b"{"])
-def test_a_hostile_config_is_refused(content: bytes, tmp_path: Path) -> None:
-    refused(lambda path: load_config_dict(path.parent), tmp_path / "config.json", content)
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "content"), (b"[]", "object"), (b"{", "content"), (b'{"a":' * 5000, "deep"),
+        (b" " * (2 << 20), "file size"), (b'{"eos_token_id": "x"}', "eos_token_id"),
+    ],
+)  # fmt: skip
+def test_a_hostile_config_is_refused(content: bytes, word: str, tmp_path: Path) -> None:
+    refused(lambda path: load_config_dict(path.parent), tmp_path / "config.json", content, word)
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:

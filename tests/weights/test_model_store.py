@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from octavo.core.errors import InvalidInput
 from octavo.weights import store as store_module
 from octavo.weights.fetching import FetchJob, SourceFailed
-from octavo.weights.sources import DEFAULT_MODEL, KNOWN_MODELS, KnownModel
+from octavo.weights.sources import DEFAULT_MODEL, KNOWN_MODELS, HubSource, KnownModel, PackageSource
 from octavo.weights.store import ModelStore, ModelUnavailable, default_cache_dir
 
 CONTENT = b"GGUF and so on" * 100
@@ -177,6 +177,17 @@ def test_a_right_file_put_there_by_hand_is_taken(tmp_path: Path) -> None:
     assert bench.asked == []
 
 
+def test_a_cache_that_cannot_be_written_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: ModelStore, model: KnownModel) -> None:
+        raise PermissionError("read-only")
+
+    bench = Bench(tmp_path, Fake("one"), offline=True)
+    bench.place.parent.mkdir()
+    bench.place.write_bytes(CONTENT)
+    monkeypatch.setattr(ModelStore, "_mark", refuse)
+    assert bench.resolve() == bench.place
+
+
 @pytest.mark.parametrize("threads", [2, 5])
 def test_concurrent_resolvers_fetch_once(threads: int, tmp_path: Path) -> None:
     inside, go = threading.Event(), threading.Event()
@@ -204,8 +215,12 @@ def test_concurrent_resolvers_fetch_once(threads: int, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was tried is listed: a thread's error would not reach the test."""
+    tried: list[Any] = []
+
     def refuse(*args: Any, **kwargs: Any) -> Any:
+        tried.append(args)
         raise AssertionError("the network or a process was used offline")
 
     monkeypatch.setattr(socket, "socket", refuse)
@@ -213,10 +228,12 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(subprocess, "run", refuse)
+    return tried
 
 
-@pytest.mark.usefixtures("no_network")
-def test_offline_touches_neither_network_nor_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_touches_neither_network_nor_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: list[Any]
+) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     store = ModelStore(tmp_path, offline=True, reporter=Listener())
     for model in store.known_models():
@@ -224,6 +241,7 @@ def test_offline_touches_neither_network_nor_process(tmp_path: Path, monkeypatch
             store.resolve(model.name)
     with pytest.raises(ModelUnavailable, match=r"octavo-test/nothing-here[\s\S]*without --offline"):
         store.resolve("octavo-test/nothing-here")
+    assert no_network == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -289,3 +307,16 @@ def test_the_table_of_known_models_is_complete() -> None:
         assert len(bytes.fromhex(model.sha256)) == 32
         assert model.licence
         assert len(model.sources) == 2
+
+
+def test_the_documentation_tells_the_same() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    for model in KNOWN_MODELS:
+        for fact in (model.name, model.filename, f"{model.size:,}", model.licence, model.sha256):
+            assert fact in page
+        packages, hub = model.sources
+        assert isinstance(packages, PackageSource)
+        assert isinstance(hub, HubSource)
+        assert packages.wheels[0].package in page
+        assert f"=={packages.wheels[0].version}" in page
+        assert hub.repo in page

@@ -207,7 +207,7 @@ def test_the_rope_scaling_and_stop_tokens_of_metadata() -> None:
 @pytest.mark.parametrize(
     ("key", "item"),
     [
-        ("embedding_length", None), ("embedding_length", 0), ("block_count", 2**31), ("block_count", -1),
+        ("embedding_length", None), ("embedding_length", 0), ("block_count", 4097), ("block_count", -1),
         ("block_count", True), ("attention.head_count", "2"), ("attention.head_count", [2, 1]),
         ("rope.freq_base", float("nan")), ("rope.freq_base", -1.0), ("rope.freq_base", "x"),
         ("attention.layer_norm_rms_epsilon", float("inf")), ("rope.scaling.type", "longrope"),
