@@ -79,7 +79,8 @@ def _attend(q: Floats, unit: Unit, pool: NumpyKVPool, scoring: Scoring) -> Float
 def _chunk_partial(queries: Floats, chunk: ChunkLanes, pool: NumpyKVPool, scoring: Scoring) -> Partial:
     _, index = pool.where[scoring.layer]
     chosen = queries if chunk.rows is None else queries[chunk.rows]
-    keys, values = (_gather(store[index], chunk, pool.num_kv_heads) for store in (pool.keys, pool.values))
+    keys = _gather(pool.keys[index], chunk, "keys", pool)
+    values = _gather(pool.values[index], chunk, "values", pool)
     scores = np.matmul(chosen, keys.swapaxes(2, 3))  # [B, KVH, M, L]
     if scoring.soft_cap:
         cap = np.float32(scoring.soft_cap)
@@ -93,11 +94,15 @@ def _chunk_partial(queries: Floats, chunk: ChunkLanes, pool: NumpyKVPool, scorin
     return top, weights.sum(axis=3), np.matmul(weights, values)
 
 
-def _gather(store: Floats, chunk: ChunkLanes, kv_heads: int) -> Floats:
-    """[slots, heads * dim] -> [B, KVH, L, dim], a view whose rows BLAS can take as they lie."""
+def _gather(store: Floats, chunk: ChunkLanes, name: str, pool: NumpyKVPool) -> Floats:
+    """[slots, heads * dim] -> [B, KVH, L, dim], a view whose rows BLAS can take as they lie.
+
+    It is scratch memory of the pool: valid until the next gather of the same name.
+    """
     batch, lanes = chunk.slots.shape
-    rows = store.take(chunk.slots.ravel(), axis=0)
-    return rows.reshape(batch, lanes, kv_heads, -1).transpose(0, 2, 1, 3)
+    rows = pool.scratch(name, batch * lanes, store.shape[1])
+    store.take(chunk.slots.ravel(), axis=0, out=rows, mode="clip")  # other modes copy through a buffer
+    return rows.reshape(batch, lanes, pool.num_kv_heads, -1).transpose(0, 2, 1, 3)
 
 
 def _finite(top: Floats) -> Floats:

@@ -34,8 +34,16 @@ class NumpyKVPool:
         self.num_kv_heads = group.num_kv_heads
         self.where = layer_map(groups)  # layer -> (group, index within the group)
         self.zero_slot = num_pages * page_size
+        self._scratch: dict[str, NDArray[np.float32]] = {}
         self.keys = np.zeros((depth, self.zero_slot + 1, group.num_kv_heads * group.k_dim), np.float32)
         self.values = np.zeros((depth, self.zero_slot + 1, group.num_kv_heads * group.v_dim), np.float32)
+
+    def scratch(self, name: str, rows: int, columns: int) -> NDArray[np.float32]:
+        """[rows, columns] of reused memory: fresh pages from the system cost more than filling them."""
+        held = self._scratch.get(name)
+        if held is None or held.size < rows * columns:
+            held = self._scratch[name] = np.empty(rows * columns, np.float32)
+        return held[: rows * columns].reshape(rows, columns)
 
     def write(self, page: int, offset: int, key: Sequence[float], value: Sequence[float]) -> None:
         """Store one token's key and value, all layers flattened."""
