@@ -258,9 +258,7 @@ class BranchTables:
         """
         branch = self._branch(branch_key)
         published = branch.cursor.end * self.page_size if branch.cursor else 0
-        limit = min(len(units), branch.num_columns * self.page_size)
-        if not published <= num_resident <= limit:
-            raise InvalidInput("num_resident", num_resident, f"give a count in [{published}, {limit}]")
+        self._check_resident(branch, units, num_resident, published)
         branch.present, branch.last_used = num_resident, now
         self._publish(branch, units, num_resident)
         self._free_behind(branch, num_resident)
@@ -269,10 +267,15 @@ class BranchTables:
         self._bound_cache()
 
     def finish(self, branch_key: BranchKey, units: Sequence[int], num_resident: int, now: float) -> None:
-        """The branch has ended: publish its pages, the partly filled last one included, and release it. Idempotent."""
+        """The branch has ended: publish its pages, the partly filled last one included, and release it. Idempotent.
+
+        A `num_resident` below what is published already publishes nothing more. Raises `InvalidInput` if it is not
+        covered by the pages and units.
+        """
         branch = self._branches.get(branch_key)
         if branch is None:
             return
+        self._check_resident(branch, units, num_resident, 0)
         branch.last_used = now
         whole = num_resident // self.page_size
         if branch.cursor is not None and whole >= branch.cursor.end:
@@ -288,6 +291,11 @@ class BranchTables:
         branch = self._branches.get(branch_key)
         if branch is not None:
             self._release(branch)
+
+    def _check_resident(self, branch: BranchPages, units: Sequence[int], num_resident: int, least: int) -> None:
+        limit = min(len(units), branch.num_columns * self.page_size)
+        if not least <= num_resident <= limit:
+            raise InvalidInput("num_resident", num_resident, f"give a count in [{least}, {limit}]")
 
     def _publish(self, branch: BranchPages, units: Sequence[int], num_resident: int) -> None:
         cursor, whole = branch.cursor, num_resident // self.page_size
@@ -339,7 +347,7 @@ class BranchTables:
 
     def _bound_cache(self) -> None:
         if self.prefix_cache_max_pages is not None:
-            self.prefix.evict(self.allocator.counts().cached - self.prefix_cache_max_pages)
+            self.prefix.shrink(self.prefix_cache_max_pages)
 
     # ---- looking
 

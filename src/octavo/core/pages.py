@@ -70,7 +70,7 @@ class PageInfo:
 
 
 class Ticket:
-    """Work in flight that names pages. A `wide` ticket names every page that is owned while it is open."""
+    """Work in flight that names pages. A `wide` ticket names every page that is referenced while it is open."""
 
     __slots__ = ("kind", "number", "pages", "wide")
 
@@ -171,6 +171,7 @@ class PageAllocator:
         del owners[owner]
         if not owners:
             self._owners[page] = None
+        if owner != TREE and all(other == TREE for other in owners):
             for number in self._wide:
                 self._pin(page, number)
         self._refresh(page)
@@ -192,8 +193,9 @@ class PageAllocator:
     # ---- tickets
 
     def open_ticket(self, kind: str, pages: Iterable[int] | None = None) -> Ticket:
-        """Open a ticket that names `pages`, or (None) every page owned while it is open, at no cost per page.
+        """Open a ticket that names `pages`, or (None) every page that a branch or a lease owns while it is open.
 
+        The latter costs nothing per page: a page is named at the moment when its last such owner drops it.
         Raises `UseAfterRelease` if one of `pages` is free.
         """
         named = list(pages or ())

@@ -247,15 +247,14 @@ class RadixCache:
         that somebody else owns or names on the way is let go of, but not counted.
         """
         before = self.allocator.num_free
-        while self.allocator.num_free - before < num_pages:
-            candidate = self._queue.first()
-            if candidate is None:
-                break
-            if isinstance(candidate, PrefixNode):
-                self._trim(candidate)
-            else:
-                self._entomb(candidate)
+        while self.allocator.num_free - before < num_pages and self._evict_next():
+            pass
         return self.allocator.num_free - before
+
+    def shrink(self, max_pages: int) -> None:
+        """Evict until at most `max_pages` pages are kept by the tree alone, in flight or not, if that can be."""
+        while self.allocator.counts().cached > max_pages and self._evict_next():
+            pass
 
     def flush(self) -> int:
         """Evict everything that nobody uses; the pages freed."""
@@ -264,6 +263,14 @@ class RadixCache:
     def used(self, page: int) -> None:
         """A windowed page has just been used: it is evicted later than those used before."""
         self._queue.stamp_page(page)
+
+    def _evict_next(self) -> bool:
+        candidate = self._queue.first()
+        if isinstance(candidate, PrefixNode):
+            self._trim(candidate)
+        elif candidate is not None:
+            self._entomb(candidate)
+        return candidate is not None
 
     def _trim(self, leaf: PrefixNode) -> None:
         """Let go of the leaf's last column."""
