@@ -62,6 +62,16 @@ def test_pieces_of_several_messages_never_make_a_control_token(chatml: Tokenizer
     assert chatml.decode(ids) == "".join(contents)
 
 
+def test_special_tokens_whose_texts_overlap_are_all_taken_for_words() -> None:
+    metadata = byte_level_metadata()
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "<xyz", "z>"]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 3, 3]
+    tokenizer = from_gguf_metadata(metadata)
+    ids = encode_chat(tokenizer, [{"role": "user", "content": "<xyz>"}], chat_template="{{ messages[0].content }}z>")
+    assert special_ids(tokenizer, ids) == [tokenizer.token_to_id("z>")]
+    assert tokenizer.decode(ids) == "<xyz>"
+
+
 def test_harmless_conversations_are_encoded_whole(chatml: Tokenizer) -> None:
     assert encode_chat(chatml, USER) == chatml.encode(render_chat(chatml, USER), add_special_tokens=False)
 

@@ -40,6 +40,25 @@ def test_space_mark_ids_are_those_of_the_definition(space_mark: Tokenizer, text:
     assert space_mark.encode(text) == [1, *(vocabulary.ids[piece] for piece in pieces)]
 
 
+def test_special_text_taken_for_plain_text_is_cut_and_merged_like_any_text() -> None:
+    metadata = byte_level_metadata()
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "<the>"]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 3]
+    tokenizer = from_gguf_metadata(metadata)
+    expected = [index for piece in ("a", "<", "the", ">", "hat") for index in naive_byte_level(piece)]
+    assert tokenizer.encode("a<the>hat", parse_special=False) == expected
+    assert tokenizer.token_to_id("<the>") in tokenizer.encode("a<the>hat")
+
+
+def test_a_special_token_that_merges_can_spell_is_spelled_out() -> None:
+    metadata = byte_level_metadata()
+    index = metadata["tokenizer.ggml.tokens"].index("the")
+    metadata["tokenizer.ggml.token_type"][index] = 3
+    tokenizer = from_gguf_metadata(metadata)
+    assert tokenizer.encode("the") == [index]
+    assert tokenizer.encode("the", parse_special=False) == [i for letter in "the" for i in naive_byte_level(letter)]
+
+
 def test_derived_merges_rank_by_score_then_by_the_longer_left_part() -> None:
     vocabulary = read_vocabulary(space_mark_metadata(), byte_level=False)
     merges = derive_merges(vocabulary)

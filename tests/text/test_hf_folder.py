@@ -123,9 +123,12 @@ def test_a_text_that_begins_with_bos_gets_no_second_one(tmp_path: Path) -> None:
     assert tokenizer.encode("<|im_start|>the", parse_special=False)[0] == 1
 
 
+TWICE = tokenizer_json()
+TWICE["model"] = TWICE["model"] | {"vocab": TWICE["model"]["vocab"] | {"the": 7, "zzz": 7}}
 _BAD: list[tuple[str, object, str]] = [
     ("tokenizer.json", "{", "tokenizer.json"),
     ("tokenizer.json", {"version": "9"}, "tokenizer.json"),
+    ("tokenizer.json", TWICE, "tokenizer.json"),
     ("tokenizer.json", tokenizer_json(decoder=None), "decoder"),
     ("tokenizer.json", tokenizer_json(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "decoder"),
     ("tokenizer_config.json", "[1]", "tokenizer_config.json"),
