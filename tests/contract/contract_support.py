@@ -16,7 +16,7 @@ TINY = ROOT / "fixtures" / "tiny_model.json"
 TWO_GROUPS = ROOT / "fixtures" / "tiny_two_groups.json"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def fixture(path: Path = TINY) -> Any:
     """The parsed fixture; read once."""
     return load_fixture(path)

@@ -93,9 +93,9 @@ class AllocateAppendReadRelease(unittest.TestCase):
         kv.release(held)
         kv.audit()
 
-    def test_token_counts_must_be_whole_and_not_negative(self) -> None:
+    def test_token_counts_must_be_whole_and_positive(self) -> None:
         kv = KVCacheManager(4, 4)
-        for count in (-1, 1.5, "2", None):
+        for count in (-1, 0, 1.5, "2", None):
             with self.assertRaises(ValueError, msg=repr(count)):
                 kv.allocate("a", count)
         kv.audit()
@@ -130,7 +130,7 @@ class RandomLives(unittest.TestCase):
         action = rng.random()
         try:
             if action < 0.3 or not live:
-                live[serial] = (kv.allocate(f"r{serial}", rng.randint(0, 12)), 0)
+                live[serial] = (kv.allocate(f"r{serial}", rng.randint(1, 12)), 0)
                 return
             name = rng.choice(sorted(live))
             handle, length = live[name]

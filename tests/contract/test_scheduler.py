@@ -34,7 +34,7 @@ def make(num_pages: int = 32, page_size: int = 4, **settings: int) -> tuple[Cont
 
 
 def request(name: str, prompt: int = 5, max_tokens: int = 4, first: int = 8) -> Request:
-    tokens = [first + i % 20 for i in range(prompt)]
+    tokens = [(first + i) % 31 + 1 for i in range(prompt)]
     return Request(name, tokens, SamplingParams(max_tokens=max_tokens, temperature=0.0))
 
 

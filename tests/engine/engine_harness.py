@@ -1,0 +1,151 @@
+"""Builders for engine tests: tiny models on `reference`, engines that audit after every step, and what streams held."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.core.batch import ScheduleDecision, StepResult
+from octavo.core.events import EventKind, TokenEvent
+from octavo.core.params import SamplingParams
+from octavo.core.request import Request
+from octavo.core.scheduler import SchedulerConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.fixture import load_fixture
+from octavo.engine.parts import ModelParts, build_core, parts_from_fixture
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+MODELS = {"llama": "tiny_model.json", "gemma3": "tiny_two_groups.json"}  # the second has two KV groups
+MAX_SEQ_LEN = 96
+
+
+@functools.cache
+def tiny_parts(model: str, backend: str = "reference") -> ModelParts:
+    """A tiny model with its weights on a backend; made once."""
+    return parts_from_fixture(load_fixture(FIXTURES / MODELS[model]), backend=backend)
+
+
+def pages_for(model: str, page_size: int, num_tokens: int) -> int:
+    """Pages that one sequence of ``num_tokens`` takes."""
+    return len(tiny_parts(model).model.kv_groups()) * -(-num_tokens // page_size)
+
+
+def make_core(
+    model: str = "llama",
+    *,
+    page_size: int = 4,
+    num_pages: int = 128,
+    prefix_cache: bool = True,
+    backend: str = "reference",
+    **scheduling: Any,
+) -> EngineCore:
+    """An engine that audits its pages after every step."""
+    scheduling.setdefault("max_seq_len", MAX_SEQ_LEN)
+    return build_core(
+        tiny_parts(model, backend),
+        num_pages=num_pages,
+        page_size=page_size,
+        scheduling=SchedulerConfig(**scheduling),
+        prefix_cache=prefix_cache,
+        clock=lambda: 0.0,
+        audit=True,
+    )
+
+
+def make_request(
+    request_id: str, prompt: Iterable[int], params: SamplingParams, model: str = "llama", **identity: Any
+) -> Request:
+    """A request in the model's own namespace, with the model's end-of-sequence ids."""
+    parts = tiny_parts(model)
+    return Request(
+        request_id,
+        tuple(prompt),
+        params,
+        namespace=parts.namespace(),
+        eos_token_ids=parts.config.eos_token_ids,
+        **identity,
+    )
+
+
+@dataclass
+class Choice:
+    """All that the stream of one choice held."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: Any = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+class Collector:
+    """Sorts events by request and choice, and checks their grammar as they come."""
+
+    def __init__(self) -> None:
+        self.choices: dict[tuple[str, int], Choice] = {}
+        self.ended: set[str] = set()
+        self.cached: dict[str, int] = {}
+
+    def take(self, events: Iterable[TokenEvent]) -> None:
+        """Add one step's events."""
+        for event in events:
+            assert event.request_id not in self.ended, f"after the end: {event}"
+            if event.kind == EventKind.REQUEST_END:
+                self.ended.add(event.request_id)
+                continue
+            self._take_one(event, self.choices.setdefault((event.request_id, event.choice), Choice()))
+
+    def _take_one(self, event: TokenEvent, choice: Choice) -> None:
+        assert choice.finish_reason is None, f"after the choice's end: {event}"
+        self.cached[event.request_id] = max(self.cached.get(event.request_id, 0), event.num_cached_tokens)
+        if event.prompt_logprobs is not None:
+            assert choice.prompt_logprobs is None, "prompt logprobs come once"
+            choice.prompt_logprobs = event.prompt_logprobs
+        if event.kind == EventKind.TOKEN:
+            assert event.index == len(choice.tokens), f"gap before {event}"
+            choice.tokens.append(event.token_id)
+            choice.logprobs.append(event.logprobs)
+        else:
+            choice.finish_reason, choice.stop_reason, choice.error = event.finish_reason, event.stop_reason, event.error
+
+
+def run_to_end(core: EngineCore, collector: Collector, most: int = 5000) -> None:
+    """Step until nothing is left; fails if the engine stops making progress."""
+    while core.has_work:
+        collector.take(core.step(0.0))
+        most -= 1
+        assert most > 0, "the engine makes no progress"
+
+
+def assert_idle(core: EngineCore) -> None:
+    """The audit holds and nobody references a page."""
+    core.scheduler.audit()
+    pages = core.kv.usage().pages
+    assert (pages.referenced, pages.ticketed) == (0, 0), pages
+
+
+def alone(model: str, prompt: tuple[int, ...], params: SamplingParams) -> list[Choice]:
+    """What every choice of a request yields when it runs by itself, whole prompt at once, nothing cached."""
+    core, collector = make_core(model, page_size=16, prefix_cache=False), Collector()
+    core.submit(make_request("alone", prompt, params, model), 0.0)
+    run_to_end(core, collector)
+    assert_idle(core)
+    return [collector.choices["alone", choice] for choice in range(params.n)]
+
+
+def inject(core: EngineCore, failure: Callable[[ScheduleDecision], Exception | None], *, after: bool = False) -> None:
+    """Make the executor raise what ``failure`` returns, before the model ran or after it has written its pages."""
+    execute = core.executor
+
+    def failing(decision: ScheduleDecision) -> StepResult:
+        result = execute(decision) if after else None
+        error = failure(decision)
+        if error is not None:
+            raise error
+        return execute(decision) if result is None else result
+
+    core.executor = failing
