@@ -31,9 +31,8 @@ def load_folder(path: str | os.PathLike[str]) -> FastTokenizer:
     templates = _templates(folder, config)
     core = _core(text, main)
     eos_ids = _eos_ids(core, config, folder)
-    traits = _traits(core, config, templates, eos_ids, text)
     form, strip = _decoder_form(core)
-    return FastTokenizer(core, _with_strip(traits, strip), form)
+    return FastTokenizer(core, _traits(core, config, templates, eos_ids, text, strip), form)
 
 
 def _core(text: str, path: Path) -> Any:
@@ -49,7 +48,12 @@ def _core(text: str, path: Path) -> Any:
 
 
 def _traits(
-    core: Any, config: Mapping[str, Any], templates: Mapping[str, str], eos_ids: tuple[int, ...], text: str
+    core: Any,
+    config: Mapping[str, Any],
+    templates: Mapping[str, str],
+    eos_ids: tuple[int, ...],
+    text: str,
+    strip: bool,
 ) -> TokenizerTraits:
     special = {t.content: i for i, t in sorted(core.get_added_tokens_decoder().items()) if t.special}
     bos_id = _named_id(core, config, "bos_token")
@@ -64,15 +68,10 @@ def _traits(
         eos_ids=eos_ids,
         prefix_ids=prefix,
         suffix_ids=suffix,
+        strip_leading_space=strip,
         chat_template=templates.get("default"),
         named_templates=templates,
     )
-
-
-def _with_strip(traits: TokenizerTraits, strip: bool) -> TokenizerTraits:
-    from dataclasses import replace
-
-    return replace(traits, strip_leading_space=strip)
 
 
 def _surroundings(core: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
