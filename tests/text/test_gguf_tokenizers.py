@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_builders import (
     SPACE_MARK_PIECES,
@@ -190,8 +190,8 @@ COUNT = len(_space_mark_tokens())
 _SPACE_MARK: list[tuple[dict[str, Any], str]] = [
     ({"scores": None}, "tokenizer.ggml.scores"),
     ({"scores": [0.0]}, "tokenizer.ggml.scores"),
-    ({"scores": [float("nan")] * COUNT}, "tokenizer.ggml.scores"),
-    ({"scores": ["1"] * COUNT}, "tokenizer.ggml.scores"),
+    ({"scores": [float("nan")] * COUNT}, "tokenizer.ggml.scores[0]"),
+    ({"scores": ["1"] * COUNT}, "tokenizer.ggml.scores[0]"),
     ({"tokens": _space_mark_tokens(_4="<0x-1>")}, "tokenizer.ggml.tokens[4]"),
     ({"tokens": _space_mark_tokens(_4="<0x1FF>")}, "tokenizer.ggml.tokens[4]"),
     ({"tokens": _space_mark_tokens(_4="<0x00>")}, "tokenizer.ggml.tokens[3]"),
@@ -215,3 +215,28 @@ def test_a_template_that_is_no_text_or_too_long_is_refused(template: object) -> 
 def test_lone_surrogates_are_refused(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidInput, match="surrogate"):
         byte_level.encode("a\ud800")
+
+
+ODD = st.sampled_from(
+    [None, -1, 2**63, "", [], ["a"], {}, 1.5, True, float("inf"), b"z", "<0x-1>", " ", "a b", "\ud800"]
+)
+DAMAGE = st.tuples(st.booleans(), st.integers(0, 11), st.none() | st.integers(0, 400), ODD)
+
+
+@given(st.lists(DAMAGE, min_size=1, max_size=2))
+@settings(max_examples=300)
+def test_a_damaged_vocabulary_is_refused_or_works(damages: list[tuple[bool, int, int | None, object]]) -> None:
+    metadata = byte_level_metadata() if damages[0][0] else space_mark_metadata()
+    for _, number, at, odd in damages:
+        key = list(metadata)[number % len(metadata)]
+        value = metadata[key]
+        if at is None or not isinstance(value, list) or not value:
+            metadata[key] = odd
+        else:
+            value[at % len(value)] = odd
+    try:
+        tokenizer = from_gguf_metadata(metadata)
+    except InvalidInput:
+        return
+    ids = tokenizer.encode("the cat 12 é<|im_end|>", parse_special=False, add_special_tokens=False)
+    assert all(0 <= index < tokenizer.vocab_size and not tokenizer.is_special(index) for index in ids)

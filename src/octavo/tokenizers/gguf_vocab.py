@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _KEY = "tokenizer.ggml."
 _MARK = "\u2581"
 _MAX_TOKENS = 1 << 22
+_LARGEST = 3.5e38  # a little above the largest float32
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -105,9 +105,9 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int) -> Sequence[flo
     if not isinstance(listed, (list, tuple)) or len(listed) != count:
         size = len(listed) if isinstance(listed, (list, tuple)) else values
         raise InvalidInput(_KEY + name, size, f"must be {count} numbers, one for each token")
-    wrong = next((v for v in listed if not isinstance(v, (int, float)) or not math.isfinite(v)), None)
-    if wrong is not None:
-        raise InvalidInput(_KEY + name, wrong, "must be finite numbers")
+    for index, value in enumerate(listed):
+        if not isinstance(value, (int, float)) or not -_LARGEST <= value <= _LARGEST:
+            raise InvalidInput(f"{_KEY}{name}[{index}]", value, "must be a finite number")
     return listed
 
 
