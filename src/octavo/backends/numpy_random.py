@@ -37,12 +37,16 @@ def noise_bits(
 ) -> NDArray[np.uint64]:
     """The 32 random bits of each token id [N]."""
     token_ids = np.asarray(token_ids)
-    calls, which = np.unique(token_ids >> 2, return_inverse=True)
+    calls = which = token_ids >> 2
+    if len(token_ids) and len(calls) > int(calls.max()):  # dense: each call once, instead of once per id
+        calls = np.arange(int(calls.max()) + 1)
+    else:
+        which = np.arange(len(token_ids))
     counter = np.empty((4, len(calls)), np.uint64)
     counter[0] = calls
     counter[1:] = np.array([[output_index & MASK32], [choice & MASK32], [purpose & MASK32]], np.uint64)
     words = philox4x32(counter, (seed & MASK32, seed >> 32 & MASK32))
-    return words[token_ids & 3, which.reshape(-1)]
+    return words[token_ids & 3, which]
 
 
 def gumbel(bits: NDArray[np.uint64]) -> NDArray[np.float32]:
