@@ -1,4 +1,4 @@
-"""Write fixtures/tiny_model.json and fixtures/tiny_two_groups.json: config, weights, tokenizer, scenario, golden tokens.
+"""Write fixtures/tiny_model.json and fixtures/tiny_two_groups.json: config, weights, tokenizer, scenario, golden.
 
     python3 scripts/make_tiny_fixture.py [--check]
 
@@ -135,7 +135,7 @@ def reshape(units: list[int], shape: list[int]) -> list:
 
 
 def dot(a: list[float], b: list[float]) -> float:
-    return math.fsum(x * y for x, y in zip(a, b))
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))
 
 
 def project(matrix: list[list[float]], vector: list[float]) -> list[float]:
@@ -144,7 +144,7 @@ def project(matrix: list[list[float]], vector: list[float]) -> list[float]:
 
 def normed(vector: list[float], weight: list[float], eps: float, offset: float) -> list[float]:
     scale = 1 / math.sqrt(math.fsum(x * x for x in vector) / len(vector) + eps)
-    return [x * scale * (offset + w) for x, w in zip(vector, weight)]
+    return [x * scale * (offset + w) for x, w in zip(vector, weight, strict=True)]
 
 
 def rotated(vector: list[float], position: int, theta: float) -> list[float]:
@@ -217,16 +217,16 @@ def forward(tokens: list[int], w: dict, config: dict) -> list[float]:
         mixed = layer_attention(norm(states, "input_layernorm"), w, base, config, theta, window)
         if gemma:
             mixed = norm(mixed, "post_attention_layernorm")
-        states = [[a + b for a, b in zip(x, y)] for x, y in zip(states, mixed)]
+        states = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(states, mixed, strict=True)]
         rows = norm(states, "pre_feedforward_layernorm" if gemma else "post_attention_layernorm")
         outs = []
         for row in rows:
             gate, up = project(w[base + "mlp.gate_proj.weight"], row), project(w[base + "mlp.up_proj.weight"], row)
-            inner = [activation(g, gemma) * u for g, u in zip(gate, up)]
+            inner = [activation(g, gemma) * u for g, u in zip(gate, up, strict=True)]
             outs.append(project(w[base + "mlp.down_proj.weight"], inner))
         if gemma:
             outs = norm(outs, "post_feedforward_layernorm")
-        states = [[a + b for a, b in zip(x, y)] for x, y in zip(states, outs)]
+        states = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(states, outs, strict=True)]
     last = normed(states[-1], w["model.norm.weight"], eps, offset)
     return project(w.get("lm_head.weight", w["model.embed_tokens.weight"]), last)
 

@@ -20,7 +20,7 @@ import make_tiny_fixture as oracle
 PARAMS = SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=3, ignore_eos=True)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def oracle_logprobs(path: Any, tokens: tuple[int, ...]) -> tuple[float, ...]:
     """log-softmax after ``tokens``, by the independent forward pass."""
     logits = oracle.forward(list(tokens), dict(fixture(path).weights), dict(fixture(path).config))
@@ -68,7 +68,7 @@ class Counters(unittest.TestCase):
                     continue
                 branch = request.branches[0]
                 now = (branch.num_computed_tokens, branch.num_tokens, branch.num_cached_tokens)
-                self.assertTrue(all(a >= b for a, b in zip(now, before.get(name, (0, 0, 0)))), name)
+                self.assertTrue(all(a >= b for a, b in zip(now, before.get(name, (0, 0, 0)), strict=True)), name)
                 self.assertLessEqual(branch.num_resident_tokens, branch.num_tokens)
                 before[name] = now
         self.assertGreater(running.metrics()["preemptions"], 0)
@@ -138,7 +138,9 @@ class SharedPages(unittest.TestCase):
 
         def watched(decision: Any) -> Any:
             allocator = running.core.kv.allocator
-            named = {p for row in decision.rows for t in running.core.kv.page_table((row.request_id, row.choice)) for p in t}
+            named = {
+                p for row in decision.rows for t in running.core.kv.page_table((row.request_id, row.choice)) for p in t
+            }
             free_before = set(allocator._free)
             self.assertFalse(named & free_before)
             running.core.cancel(decision.rows[0].request_id)

@@ -36,7 +36,7 @@ class Values(unittest.TestCase):
         for config in CONFIGS:
             for matrix in ([[top, -top] * 16], [[top, 0.0] * 16], [[1e-45, -1e-45] * 16], [[top, 1e-45] * 16]):
                 tensor = quantize(matrix, config)
-                for value, back in zip(matrix[0], dequantize(tensor)[0]):
+                for value, back in zip(matrix[0], dequantize(tensor)[0], strict=True):
                     self.assertTrue(math.isfinite(back))
                     self.assertLessEqual(abs(value - back), max(tensor.scales[0]) / 2 * (1 + 1e-6))
 
@@ -45,14 +45,14 @@ class Values(unittest.TestCase):
         for config in CONFIGS:
             matrix = [[rng.gauss(0, 10 ** rng.uniform(-3, 3)) for _ in range(70)] for _ in range(3)]
             tensor = quantize(matrix, config)
-            for row, back, scales in zip(matrix, dequantize(tensor), tensor.scales):
-                for i, (a, b) in enumerate(zip(row, back)):
+            for row, back, scales in zip(matrix, dequantize(tensor), tensor.scales, strict=True):
+                for i, (a, b) in enumerate(zip(row, back, strict=True)):
                     self.assertLessEqual(abs(a - b), scales[i // config.group_size] / 2 * (1 + 1e-6))
 
     def test_a_group_of_its_own_protects_from_a_neighbour_s_outlier(self) -> None:
         matrix = [[1e6] + [0.0] * 15 + [0.01 * i for i in range(16)]]
         back = dequantize(quantize(matrix, QuantConfig(8, 16)))[0]
-        self.assertLess(max(abs(a - b) for a, b in zip(matrix[0][16:], back[16:])), 0.001)
+        self.assertLess(max(abs(a - b) for a, b in zip(matrix[0][16:], back[16:], strict=True)), 0.001)
 
 
 class Refusals(unittest.TestCase):
@@ -148,7 +148,7 @@ class TinyModel(unittest.TestCase):
         for item in fixture().scenario["requests"][:6]:
             golden = fixture().golden[item["id"]]["token_ids"]
             tokens = tokens_of(running, running.submit(item["prompt_token_ids"], max(1, len(golden))))
-            same += next((i for i, (a, b) in enumerate(zip(tokens, golden)) if a != b), len(golden))
+            same += next((i for i, (a, b) in enumerate(zip(tokens, golden, strict=False)) if a != b), len(golden))
             total += len(golden)
         self.assertGreater(same / total, 0.3)
 

@@ -45,7 +45,10 @@ class Schemas(unittest.TestCase):
             ("$.model.vocab_size", lambda d: d["model"].update(vocab_size=True)),
             ("$.scenario.page_size", lambda d: d["scenario"].update(page_size=1.5)),
             ("$.scenario.requests[1].max_tokens", lambda d: d["scenario"]["requests"][1].update(max_tokens=-1)),
-            ("$.scenario.requests[0].prompt_token_ids", lambda d: d["scenario"]["requests"][0].update(prompt_token_ids=[])),
+            (
+                "$.scenario.requests[0].prompt_token_ids",
+                lambda d: d["scenario"]["requests"][0].update(prompt_token_ids=[]),
+            ),
             ("$.scenario.requests[0].color", lambda d: d["scenario"]["requests"][0].update(color="red")),
             ("$.scenario.quantization[1].bits", lambda d: d["scenario"]["quantization"][1].update(bits=3)),
             ("$.schema", lambda d: d.update(schema="other/1")),

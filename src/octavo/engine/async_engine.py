@@ -1,6 +1,6 @@
 """AsyncEngine: one thread runs the step loop, any number of coroutines read their requests' text.
 
-    coroutine -> inbox (thread-safe) -> engine thread: drain, step, route -> event loop of the coroutine -> its mailbox
+coroutine -> inbox (thread-safe) -> engine thread: drain, step, route -> event loop of the coroutine -> its mailbox
 """
 
 from __future__ import annotations
@@ -176,7 +176,13 @@ class AsyncEngine:
     # -- in the caller's thread
 
     def _request(
-        self, token_ids: Sequence[int], params: SamplingParams, request_id: str | None, priority: int, tenant: str, salt: str
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None,
+        priority: int,
+        tenant: str,
+        salt: str,
     ) -> Request:
         parts = self.loaded.parts
         return Request(
@@ -310,4 +316,3 @@ def _set_done(future: asyncio.Future[None]) -> None:
 def _set_error(future: asyncio.Future[None], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-

@@ -17,7 +17,7 @@ from octavo.tokenizers.simple import SimpleTokenizer
 
 @dataclass(frozen=True)
 class Fixture:
-    """A parsed fixture file. ``config`` holds Hugging Face keys; ``weights`` nested lists of floats by checkpoint name."""
+    """A parsed fixture file. ``config`` has Hugging Face keys; ``weights`` nested lists of floats by checkpoint name."""
 
     name: str
     config: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Fixture:
 
 
 def seeded_units(name: str, shape: Sequence[int], seed: int, gemma: bool) -> list[int]:
-    """The values of one seeded tensor as multiples of the fixture's unit (same draw as scripts/make_tiny_fixture.py)."""
+    """One seeded tensor as multiples of the fixture's unit: the draw of scripts/make_tiny_fixture.py."""
     rng = random.Random(f"{seed}:{name}")
     if len(shape) == 1:
         centre, spread = (1024 if "post_" in name else 0) if gemma else 1024, 256

@@ -26,7 +26,9 @@ def _plain(value: object) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def numerics_id(backend: str, *, weight_format: str, kv_dtype: str, ropes: Sequence[Any], layout: str = "single") -> str:
+def numerics_id(
+    backend: str, *, weight_format: str, kv_dtype: str, ropes: Sequence[Any], layout: str = "single"
+) -> str:
     """A digest of all that decides rounding: equal ids, prompt, parameters and seed give equal bytes.
 
     ``ropes`` are the resolved tables of the layers. The interpreter's summation changed with Python 3.12, so it is in.
@@ -51,7 +53,9 @@ def model_digest(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> str:
     return _digest({"config": dict(config), "tensors": dict(tensors)})
 
 
-def namespace(*, model: str, tokenizer: str, numerics: str, groups: Sequence[Any], adapter: str = "", salt: str = "") -> str:
+def namespace(
+    *, model: str, tokenizer: str, numerics: str, groups: Sequence[Any], adapter: str = "", salt: str = ""
+) -> str:
     """Where prefixes may be shared: the same model, tokenizer and template, numbers, KV layout, adapter and salt.
 
     The tenant's salt is the key of the hash: without it, two tenants never meet in the cache.

@@ -184,7 +184,7 @@ class InferenceEngine:
         return request.request_id
 
     def audit(self) -> None:
-        """Recount all pages. Raises ``InvariantBroken`` if free + cached + referenced + ticketed differ from the total."""
+        """Recount all pages: free + cached + referenced + ticketed = total. Raises ``InvariantBroken``."""
         self.core.scheduler.audit()
 
     def usage(self) -> dict[str, int]:

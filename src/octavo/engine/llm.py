@@ -113,9 +113,7 @@ class LLM:
         prompts = [encode_chat(self.tokenizer, one, **template_options) for one in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, params, use_tqdm=use_tqdm)
 
-    def _params_for(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
+    def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
         if len(params) != count:

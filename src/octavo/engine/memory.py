@@ -174,7 +174,9 @@ def plan_memory(
 def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int | None) -> None:
     smallest = one_sequence * plan.needs.page_bytes
     if kv_memory is not None and plan.num_pages < one_sequence:
-        remedy = f"one sequence of max_seq_len={max_seq_len} needs {show_size(smallest)}; give that, or lower max_seq_len"
+        remedy = (
+            f"one sequence of max_seq_len={max_seq_len} needs {show_size(smallest)}; give that, or lower max_seq_len"
+        )
         raise InvalidInput("kv_memory", kv_memory, remedy)
     fixed = plan.total - plan.kv
     needed = max(plan.total, fixed + smallest)
@@ -182,7 +184,7 @@ def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int
         needs = plan.needs
         remedy = (
             f"weights {show_size(needs.weights)} + KV {show_size(max(plan.kv, smallest))} + activations "
-            f"{show_size(needs.activations)} + workspace {show_size(needs.workspace)} = {show_size(needed)} do not fit in "
-            f"{show_size(plan.budget)}; lower max_seq_len or max_batched_tokens, take a smaller model, or free memory"
+            f"{show_size(needs.activations)} + workspace {show_size(needs.workspace)} = {show_size(needed)} do not "
+            f"fit in {show_size(plan.budget)}; lower max_seq_len or max_batched_tokens, take a smaller model, or free memory"
         )
         raise InvalidInput("memory", f"{show_size(plan.available or 0)} available", remedy)

@@ -1,7 +1,7 @@
 """From events to text: the glue between the scheduler and `decoding.OutputProcessor`.
 
-    TokenEvents of one step -> OutputDelta for each choice that they touch
-                            -> a stop string found here ends the choice: core.stop, before the next plan
+TokenEvents of one step -> OutputDelta for each choice that they touch
+                        -> a stop string found here ends the choice: core.stop, before the next plan
 """
 
 from __future__ import annotations

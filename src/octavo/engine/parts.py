@@ -45,9 +45,7 @@ class ModelParts:
     @property
     def numerics_id(self) -> str:
         """Equal ids promise equal bytes."""
-        return numerics_id(
-            self.backend.name, weight_format=self.weight_format, kv_dtype="fp32", ropes=self.model.ropes
-        )
+        return numerics_id(self.backend.name, weight_format=self.weight_format, kv_dtype="fp32", ropes=self.model.ropes)
 
     def namespace(self, salt: str = "") -> str:
         """Where this model's prefixes are kept, for one tenant's salt."""
@@ -94,7 +92,9 @@ def check_tensors(found: Mapping[str, Sequence[int]], expected: Mapping[str, Seq
     """
     missing = [name for name in expected if name not in found]
     if missing:
-        raise InvalidInput("weights", _some(missing), f"{len(missing)} tensors that the configuration asks for are missing")
+        raise InvalidInput(
+            "weights", _some(missing), f"{len(missing)} tensors that the configuration asks for are missing"
+        )
     extra = [name for name in found if name not in expected and not _ignorable(name, tied)]
     if extra:
         raise InvalidInput("weights", _some(extra), f"{len(extra)} tensors have no place in this architecture")

@@ -1,6 +1,6 @@
 """ModelRunner: turns a `ScheduleDecision` into arrays, runs the model and the sampler, and answers with plain values.
 
-    decision -> slots -> page copies -> forward -> process_logits -> sample -> logprobs -> StepResult
+decision -> slots -> page copies -> forward -> process_logits -> sample -> logprobs -> StepResult
 """
 
 from __future__ import annotations

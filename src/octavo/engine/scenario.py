@@ -89,7 +89,14 @@ def quantization_report(fixture: Fixture, config: QuantConfig) -> dict[str, Any]
 def manifest(fixture: Fixture) -> dict[str, Any]:
     """What a fixture holds, as plain JSON values: model, weights, tokenizer, budgets, formats, requests."""
     plan = fixture.scenario
-    keys = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    keys = (
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    )
     return {
         "name": fixture.name,
         "model": {key: fixture.config.get(key) for key in keys},

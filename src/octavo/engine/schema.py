@@ -28,7 +28,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load_schema(name: str) -> Mapping[str, Any]:
     """The schema called ``name`` (see ``SCHEMA_NAMES``). Raises ``InvalidInput`` for another name."""
     if name not in SCHEMA_NAMES:
