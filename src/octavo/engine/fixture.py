@@ -17,7 +17,7 @@ from octavo.tokenizers.simple import SimpleTokenizer
 
 @dataclass(frozen=True)
 class Fixture:
-    """A parsed fixture file. ``config`` has Hugging Face keys; ``weights`` nested lists of floats by checkpoint name."""
+    """A parsed fixture. ``config`` has Hugging Face keys; ``weights`` nested lists of floats by checkpoint name."""
 
     name: str
     config: Mapping[str, Any]

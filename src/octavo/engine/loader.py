@@ -24,7 +24,7 @@ from octavo.models.registry import build_model
 
 __all__ = ["LoadedEngine", "load_engine", "load_parts", "plan_for", "scheduling_for"]
 
-DEFAULT_KV_CAP = 4 << 30  # bytes of pages that nobody asked for
+DEFAULT_KV_CAP = 2 << 30  # bytes of pages that nobody asked for
 _BYTES_PER_VALUE = {"reference": 32}  # a float object and its pointer; others: float32
 Say = Callable[[str], None]
 

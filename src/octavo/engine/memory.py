@@ -185,6 +185,7 @@ def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int
         remedy = (
             f"weights {show_size(needs.weights)} + KV {show_size(max(plan.kv, smallest))} + activations "
             f"{show_size(needs.activations)} + workspace {show_size(needs.workspace)} = {show_size(needed)} do not "
-            f"fit in {show_size(plan.budget)}; lower max_seq_len or max_batched_tokens, take a smaller model, or free memory"
+            f"fit in {show_size(plan.budget)}; lower max_seq_len or max_batched_tokens, take a smaller model, "
+            "or free memory"
         )
         raise InvalidInput("memory", f"{show_size(plan.available or 0)} available", remedy)
