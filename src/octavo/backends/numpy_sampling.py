@@ -77,7 +77,7 @@ def sample(logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
     ids: list[int | None] = []
     for row, wanted, place in zip(logits, rows, best.tolist(), strict=True):
         top = float(row[place])
-        if math.isnan(top) or top == -math.inf:
+        if math.isnan(top) or top == -math.inf or (top == math.inf and row.min() == math.inf):
             ids.append(None)
         elif wanted.params.temperature == 0.0:
             ids.append(place)

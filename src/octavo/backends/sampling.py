@@ -106,11 +106,11 @@ def refuse_undrawable(ids: Sequence[int | None]) -> None:
 
 
 def sample_row(logits: Sequence[float], wanted: SamplingRow) -> int | None:
-    """The id drawn from one row of processed logits; None when all are -inf or one is NaN."""
+    """The id drawn from one row of processed logits; None when all are -inf, all are inf, or one is NaN."""
     if any(v != v for v in logits):
         return None
     top = max(logits)
-    if top == BANNED:
+    if top == BANNED or min(logits) == math.inf:
         return None
     if wanted.params.temperature == 0.0:
         return list(logits).index(top)
