@@ -99,7 +99,7 @@ def _answer(session: Session, sampling: SamplingFlags, talk: _Talk, line: str, c
         console.print(" [stopped]", style="yellow", markup=False, end="")
     except OctavoError as error:
         talk.turns.pop()
-        console.print(f"{error}", style="red", markup=False)
+        console.print(f"{error} (/clear forgets what was said)", style="red", markup=False)
         return
     talk.turns.append({"role": "assistant", "content": "".join(said)})
     rate = tokens / max(time.monotonic() - started, 1e-9)

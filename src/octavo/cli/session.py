@@ -10,7 +10,7 @@ import asyncio
 import queue
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -75,14 +75,15 @@ class Session:
 
     async def job(self, body: dict[str, Any]) -> Job:
         """An API body as work for the engine. Raises ``ApiError``."""
-        kind = ChatRequest if "messages" in body else CompletionRequest
-        request, _ = decode_request(body, kind)
-        params = sampling_params(request, self._limits, self._engine.vocab_size)
-        if isinstance(request, ChatRequest):
+        request: ChatRequest | CompletionRequest
+        if "messages" in body:
+            request, _ = decode_request(body, ChatRequest)
             prompts = await asyncio.to_thread(encode_chat_prompt, request, self._engine, self._limits)
         else:
+            request, _ = decode_request(body, CompletionRequest)
             prompts = await asyncio.to_thread(encode_prompts, request, self._engine, self._limits)
-        fit_context(prompts, params, self._engine, "messages" if isinstance(request, ChatRequest) else "prompt")
+        params = sampling_params(request, self._limits, self._engine.vocab_size)
+        fit_context(prompts, params, self._engine, "messages" if "messages" in body else "prompt")
         return Job(uuid.uuid4().hex, prompts, params, _NO_LIMIT)
 
     async def deltas(self, job: Job) -> AsyncIterator[tuple[int, Delta]]:
@@ -91,7 +92,7 @@ class Session:
             async for item in deltas:
                 yield item
 
-    def stream(self, body: dict[str, Any]) -> Iterator[Delta]:
+    def stream(self, body: dict[str, Any]) -> Generator[Delta, None, None]:
         """The deltas of a body's first choice. Closing the iterator cancels the request. Raises ``OctavoError``."""
         arrived: queue.SimpleQueue[Delta | BaseException | None] = queue.SimpleQueue()
 

@@ -1,0 +1,98 @@
+# make serve    install what is missing, fetch the model, serve it on port 8000
+# make test     install what is missing, then run every check and test
+# make help     the rest
+
+MODEL ?= smollm2-135m-instruct
+PORT ?= 8000
+ARGS ?=
+VENV ?= .venv
+COVERAGE_FLOOR ?= 95
+# the models that tests marked `weights` use
+TEST_MODELS := smollm2-135m-instruct gemma-3-270m
+
+# the first Python that is new enough, unless PYTHON= names one
+ifndef PYTHON
+PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$python && break; done)
+endif
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+RUN_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile
+# two test workers on two cores: one thread each for matrix products
+test-core test-rest: export OPENBLAS_NUM_THREADS = 1
+
+.PHONY: help serve test check test-contract test-core test-rest test-models soak format clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \2/p' $(MAKEFILE_LIST) | awk '{printf "  make %-14s", $$2; $$1 = $$2 = ""; print}'
+	@echo '  Variables: MODEL= PORT= ARGS="--flags" for serve; PYTHON= for the interpreter (3.10 or newer).'
+
+serve: $(VENV)/.installed ## install if needed, fetch the model if needed, and serve it (MODEL= PORT= ARGS=)
+	@exec $(BIN)/octavo serve '$(MODEL)' --port '$(PORT)' $(ARGS)
+
+test: $(VENV)/.installed-dev ## install if needed, then every check and test
+	@start=$$(date +%s); \
+	$(MAKE) --no-print-directory check && \
+	$(MAKE) --no-print-directory test-contract && \
+	$(MAKE) --no-print-directory test-models && \
+	$(MAKE) --no-print-directory test-core && \
+	$(MAKE) --no-print-directory test-rest && \
+	echo "everything passed in $$(($$(date +%s) - start)) s"
+
+check: $(VENV)/.installed-dev ## lint, format and types
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo 'not formatted: run make format' >&2; exit 1; }
+	@$(BIN)/mypy
+	@echo 'lint, format, types: fine'
+
+test-contract: $(VENV)/.python ## the contract, on a bare interpreter without third-party packages
+	@PYTHONPATH=src $(PYTHON) -S -m unittest discover -s tests/contract
+
+test-models: $(VENV)/.installed-dev
+	@for model in $(TEST_MODELS); do $(BIN)/octavo models --fetch $$model >/dev/null || exit 1; done
+
+test-core: $(VENV)/.installed-dev ## the core's tests, with its branch coverage
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -n 2 --dist loadfile tests/core
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --skip-covered --fail-under=$(COVERAGE_FLOOR)
+
+test-rest: $(VENV)/.installed-dev ## all other tests
+	@$(RUN_TESTS) tests --ignore=tests/core --ignore=tests/contract
+
+soak: $(VENV)/.installed-dev ## 16 streaming clients on the real model for two minutes
+	@$(BIN)/python benchmarks/soak.py
+
+format: $(VENV)/.installed-dev ## format the sources and mend what lint can mend
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+clean: ## remove .venv and everything that installing and testing leave behind (models stay in the cache)
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# ---- installing: a stamp for each, renewed when pyproject.toml changes
+
+$(VENV)/.python: Makefile
+	@if [ -z '$(PYTHON)' ]; then \
+		echo 'error: Octavo needs Python 3.10 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python' >&2; exit 1; fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "error: Octavo needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=/path/to/python" >&2; exit 1; }
+	@mkdir -p $(VENV) && touch $@
+
+$(BIN)/python: | $(VENV)/.python
+	@echo 'creating $(VENV)'
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo 'error: this Python cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv' >&2; exit 1; }
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo 'installing Octavo into $(VENV)'
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo 'installing Octavo and what its tests need into $(VENV)'
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,192 @@
+"""The commands, in process and mostly on the tiny fixture model: flags, files, refusals, exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.cli import doctor
+from octavo.cli.main import main
+from octavo.cli.sampling import SamplingFlags
+from octavo.engine.config import EngineConfig
+from octavo.serve.config import ServeConfig
+
+TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
+
+
+class Ran:
+    """What a command printed, and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command line in this process."""
+
+    def run(*arguments: str, stdin: str = "") -> Ran:
+        monkeypatch.setattr(sys, "argv", ["octavo", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit) as end:
+            main()
+            raise SystemExit(0)
+        captured = capsys.readouterr()
+        return Ran(int(end.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+def test_help_is_complete_and_light(octavo: Any) -> None:
+    shown = octavo("--help")
+    assert shown.code == 0
+    for command in ("serve", "chat", "run", "doctor", "models"):
+        assert f" {command} " in shown.out and octavo(command, "--help").code == 0
+    heavy = ("numpy", "starlette", "uvicorn", "tokenizers", "jinja2", "huggingface_hub", "prometheus_client", "msgspec")
+    code = f"import sys, octavo.cli.main; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_field_of_the_configs_is_a_flag_with_its_help(octavo: Any) -> None:
+    shown = " ".join(octavo("serve", "--help").out.replace("│", " ").split())
+    for kind in (EngineConfig, ServeConfig):
+        for field in dataclasses.fields(kind):
+            if field.name != "model":
+                assert f"--{field.name.replace('_', '-')}" in shown, field.name
+                assert field.metadata["help"].split()[-1] in shown, field.name
+    shown = octavo("run", "--help").out
+    assert all(f"--{field.name.replace('_', '-')}" in shown for field in dataclasses.fields(SamplingFlags))
+
+
+WRONG = [
+    (("serve", "--prot", "1"), "--port"), (("srve",), "serve"), (("serve", "--port", "x"), "--port"),
+    (("serve", "smollm2-135m-instuct", "--port", "0"), "did you mean smollm2-135m-instruct"),
+    (("serve", TINY, "--port", "70000"), "--port = 70000"), (("serve", TINY, "--kv-memory", "lots"), "--kv-memory"),
+    (("serve", TINY, "--max-body-bytes", "0"), "--max-body-bytes"),
+    (("serve", TINY, "--request-timeout", "nan"), "finite"),
+    (("run", "-m", TINY, "x", "--temperature", "-1"), "temperature"), (("run", "-m", TINY), "give"),
+    (("run", "-m", TINY, "x", "-f", "y"), "one of the two"), (("run", "-m", TINY, "x", "-o", "y"), "--file"),
+    (("run", "-m", TINY, "x" * 400), "shorten it"), (("chat", "./nowhere.gguf"), "no such file"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "hint"), WRONG)
+def test_what_is_wrong_says_what_is_right(octavo: Any, arguments: tuple[str, ...], hint: str) -> None:
+    ran = octavo(*arguments)
+    assert ran.code == 2 and hint in ran.err and "Traceback" not in ran.err, ran.err
+
+
+def test_a_missing_file_is_one_line(octavo: Any) -> None:
+    ran = octavo("run", "-m", TINY, "-f", "/nowhere/prompts.jsonl")
+    assert ran.code == 1 and ran.err == "error: /nowhere/prompts.jsonl: No such file or directory\n"
+
+
+def test_run_answers_an_argument_or_standard_input(octavo: Any) -> None:
+    flags = ("-m", TINY, "--temperature", "0", "--max-tokens", "6")
+    asked = octavo("run", "a b", *flags)
+    assert asked.code == 0 and len(asked.out.strip()) > 2
+    assert octavo("run", *flags, stdin="a b\n").out == octavo("run", "-", *flags, stdin="a b").out == asked.out
+    assert octavo("run", "a b", "--raw", *flags).out != asked.out
+    assert octavo("run", "a b", "--system", "be brief", *flags).code == 0
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_file_of_prompts_goes_on_where_it_was_cut(octavo: Any, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    bodies = [
+        "one", {"prompt": "two", "max_tokens": 2}, {"messages": [{"role": "user", "content": "three"}], "n": 2},
+        {"prompt": "four", "top_k": -9}, {"prompt": "five", "stop": ["never"]},
+    ]  # fmt: skip
+    prompts.write_text("\n".join(json.dumps(body) for body in bodies) + "\n\n")
+    command = ("run", "-m", TINY, "-f", str(prompts), "--max-tokens", "5", "--temperature", "0")
+    ran = octavo(*command, "-o", str(out))
+    assert ran.code == 0 and "1 of 5 were refused" in ran.err
+    whole = {line["index"]: line for line in lines_of(out)}
+    assert sorted(whole) == [0, 1, 2, 3, 4]
+    assert whole[1]["usage"]["completion_tokens"] == 2 and len(whole[2]["choices"]) == 2
+    assert whole[3]["error"]["param"] == "top_k" and whole[0]["finish_reason"] in ("stop", "length")
+
+    written = out.read_bytes()
+    second = written.index(b"\n", written.index(b"\n") + 1) + 1
+    out.write_bytes(written[: second + 20])  # two answers, and a third that was cut
+    assert "2 of 5 are answered already" in octavo(*command, "-o", str(out)).err
+    assert {line["index"]: line for line in lines_of(out)} == whole and len(lines_of(out)) == 5
+    assert out.read_bytes()[:second] == written[:second]
+
+    assert octavo(*command, "-o", str(out)).code == 0 and len(lines_of(out)) == 5  # nothing left to do
+    assert sorted(json.loads(line)["index"] for line in octavo(*command).out.splitlines()) == [0, 1, 2, 3, 4]
+
+    prompts.write_text('"another"\n')
+    other = octavo(*command, "-o", str(out))
+    assert other.code == 2 and "answers to other prompts" in other.err
+    assert octavo(*command, "-o", str(prompts)).code == 2  # no file of answers: left as it was
+    assert prompts.read_text() == '"another"\n'
+    prompts.write_text('{"text": 1}\n')
+    assert "line 1" in octavo(*command).err
+
+
+def test_chat_is_a_conversation(octavo: Any) -> None:
+    said = "hello\n/wat\n/system brief\nagain\n" + "x" * 400 + "\n/clear\nmore\n/help\n/exit\nnever\n"
+    ran = octavo("chat", TINY, "--max-tokens", "4", stdin=said)
+    assert ran.code == 0
+    assert ran.out.count(" a second)") == 3 and "/wat is no command" in ran.out and "/clear " in ran.out
+    assert "shorten it" in ran.out  # the message that cannot fit is refused, and the talk goes on
+    assert octavo("chat", TINY, stdin="").code == 0  # the end of input leaves
+
+
+def test_doctor_says_what_was_found(octavo: Any, tmp_path: Path) -> None:
+    ran = octavo("doctor", "--json", "--cache-dir", str(tmp_path / "none"))
+    found = {finding["what"]: finding for finding in json.loads(ran.out)}
+    assert ran.code == 0 and found["backend"]["found"] == "numpy" and not found["backend"]["fatal"]
+    for what in ("octavo", "packages", "processor", "instructions", "cores", "memory", "model cache", "models cached"):
+        assert found[what]["found"]
+    assert found["models cached"]["found"].startswith("none yet") and "numpy" in found["packages"]["found"]
+    assert not (tmp_path / "none").exists()
+    assert "backend" in octavo("doctor").out
+
+
+def test_what_is_fatal_makes_doctor_fail(octavo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["missing-package>=1", "pytest; extra == 'dev'"])
+    ran = octavo("doctor")
+    assert ran.code == 1 and "missing: missing-package" in ran.out and "pip install" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, None),
+        ({"cpu.max": "max 100000"}, None),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+    ],
+)
+def test_cpu_quota_of_both_kinds_of_control_group(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert doctor.cpu_quota(tmp_path) == cores
+
+
+def test_models_lists_names_licences_and_sources(octavo: Any, tmp_path: Path) -> None:
+    models = {
+        model["name"]: model for model in json.loads(octavo("models", "--json", "--cache-dir", str(tmp_path)).out)
+    }
+    smol = models["smollm2-135m-instruct"]
+    assert smol["default"] and smol["licence"] == "Apache-2.0" and smol["path"] is None and len(smol["sources"]) == 2
+    assert models["gemma-3-270m"]["licence"].startswith("Gemma")
+    shown = octavo("models", "--cache-dir", str(tmp_path)).out
+    assert "smollm2-135m-instruct" in shown and "Apache-2.0" in shown and str(tmp_path) in shown
+    assert "did you mean" in octavo("models", "--fetch", "smollm2", "--cache-dir", str(tmp_path)).err

@@ -1,0 +1,168 @@
+"""The official `openai` client against a real server with the real model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+from live_server import LiveServer, live_server, metric, wait_idle
+
+pytestmark = pytest.mark.weights
+
+MODEL = "smollm2-135m-instruct"
+FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
+SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "soak.py"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with live_server(MODEL, "--kv-memory", "512MiB", "--max-seq-len", "1024", "--seed", "7") as running:
+        yield running
+        assert wait_idle(running.url)
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as made:
+        yield made
+
+
+def test_the_plan_is_printed_and_the_model_listed(server: LiveServer, client: openai.OpenAI) -> None:
+    printed = "".join(server.output)
+    assert "memory plan" in printed and "KV cache" in printed and server.url in printed
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_an_answer_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": FRANCE, "temperature": 0, "max_tokens": 16}
+    whole = client.chat.completions.create(**asked)
+    choice = whole.choices[0]
+    assert "Paris" in (choice.message.content or "") and choice.finish_reason == "stop"
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    deltas = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(delta.delta.content or "" for delta in deltas) == choice.message.content
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
+    usage = chunks[-1].usage
+    assert usage is not None and whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_a_seed_decides_every_choice(client: openai.OpenAI) -> None:
+    def answers(seed: int) -> list[str]:
+        made = client.completions.create(
+            model=MODEL, prompt="Once upon a time", n=2, seed=seed, temperature=1.0, max_tokens=8
+        )
+        return [choice.text for choice in sorted(made.choices, key=lambda choice: choice.index)]
+
+    first = answers(5)
+    assert answers(5) == first and len(first) == 2
+    assert first[0] != first[1] and answers(6) != first
+
+
+def test_logprobs_of_a_greedy_answer(client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(
+        model=MODEL, messages=FRANCE, temperature=0, max_tokens=6, logprobs=True, top_logprobs=3
+    )
+    logprobs, usage = made.choices[0].logprobs, made.usage
+    assert logprobs is not None and logprobs.content is not None and usage is not None
+    assert len(logprobs.content) == usage.completion_tokens
+    for entry in logprobs.content:
+        assert [top.logprob for top in entry.top_logprobs] == sorted(
+            (t.logprob for t in entry.top_logprobs), reverse=True
+        )
+        assert (entry.token, entry.logprob) == (entry.top_logprobs[0].token, entry.top_logprobs[0].logprob)
+    assert "".join(entry.token for entry in logprobs.content).startswith(made.choices[0].message.content or "?")
+
+
+def test_a_stop_string_is_not_shown(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": FRANCE, "temperature": 0, "max_tokens": 16, "stop": [" of Fra", "zzz"]}
+    for stream in (False, True):
+        made = client.chat.completions.create(**asked, stream=stream)
+        if stream:
+            pieces = [chunk.choices[0] for chunk in made if chunk.choices]
+            text, end = "".join(piece.delta.content or "" for piece in pieces), pieces[-1]
+        else:
+            text, end = made.choices[0].message.content, made.choices[0]
+        assert text == "The capital" and end.finish_reason == "stop" and end.stop_reason == " of Fra"
+
+
+def test_token_ids_are_a_prompt_too(server: LiveServer, client: openai.OpenAI) -> None:
+    text = "The sky is"
+    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": text}, timeout=30).json()["tokens"]
+    asked: Any = {"model": MODEL, "temperature": 0, "max_tokens": 4}
+    made = client.completions.create(prompt=[ids, ids], extra_body={"return_token_ids": True}, **asked)
+    alone = client.completions.create(prompt=text, echo=True, logprobs=1, **asked)
+    assert {text + choice.text for choice in made.choices} == {alone.choices[0].text}
+    assert made.choices[0].prompt_token_ids == ids and len(made.choices[1].token_ids) == 4
+    assert alone.choices[0].logprobs is not None
+    assert (alone.choices[0].logprobs.tokens or [])[: len(ids)] == ["The", " sky", " is"]
+
+
+def test_refusals_reach_the_client_as_its_own_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as wrong_model:
+        client.chat.completions.create(model="gpt-9", messages=FRANCE)
+    assert MODEL in str(wrong_model.value)
+    with pytest.raises(openai.BadRequestError) as wrong_value:
+        client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=-1)
+    assert wrong_value.value.param == "temperature"
+    made = client.chat.completions.create(model=MODEL, messages=FRANCE, max_tokens=1, extra_body={"tempurature": 1})
+    assert "temperature" in made.warnings[0]["message"]
+
+
+def test_a_prefix_shared_by_32_is_computed_once(server: LiveServer) -> None:
+    prefix = "You are a helpful assistant of a large library. " * 10
+
+    async def ask() -> list[Any]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=120) as client:
+            prompts = [prefix + f"Visitor {number} asks" for number in range(32)]
+            asked = (client.completions.create(model=MODEL, prompt=p, max_tokens=1, temperature=0) for p in prompts)
+            return [answer.usage for answer in await asyncio.gather(*asked)]
+
+    usages = asyncio.run(ask())
+    computed = [usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens for usage in usages]
+    longest = max(usage.prompt_tokens for usage in usages)
+    assert longest > 90 and max(computed) > 80  # somebody computed the prefix
+    assert sorted(computed)[-2] < 24, computed  # and nobody else did
+
+
+def test_16_streams_do_not_mix_and_leave_nothing(server: LiveServer) -> None:
+    command = [sys.executable, str(SOAK), "--seconds", "3", "--url", server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["answers"] >= 16 and report["idle_at_end"] and not report["errors"]
+
+
+def test_leaving_a_stream_frees_its_pages(server: LiveServer, client: openai.OpenAI) -> None:
+    before = metric(server.url, "octavo:requests_cancelled_total")
+    stream = client.completions.create(model=MODEL, prompt="Count: 1, 2, 3,", max_tokens=900, stream=True)
+    next(iter(stream))
+    stream.close()
+    assert wait_idle(server.url)
+    assert metric(server.url, "octavo:requests_cancelled_total") == before + 1
+
+
+def test_bytes_that_are_no_request(server: LiveServer) -> None:
+    large = b"GET / HTTP/1.1\r\nhost: x\r\nx-filler: " + b"a" * 40_000
+    many = b"GET / HTTP/1.1\r\n" + b"x-a: b\r\n" * 70 + b"\r\n"
+    for sent, status in ((large, b"431"), (many, b"431"), (b"\x16\x03\x01 nonsense\r\n\r\n", b"400")):
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname, address.port or 0), timeout=10) as raw:
+            raw.sendall(sent)
+            answer = b""
+            while piece := raw.recv(65536):
+                answer += piece
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 " + status) and body.startswith(b'{"error":{"message"'), answer
