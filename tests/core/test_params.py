@@ -64,7 +64,9 @@ def test_flags_are_bools(name):
         refused(name, **{name: bad})
 
 
-@pytest.mark.parametrize(("name", "most"), [("stop_token_ids", 1024), ("banned_token_ids", 1024), ("logprob_token_ids", 128)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("stop_token_ids", 1024), ("banned_token_ids", 1024), ("logprob_token_ids", 128)]
+)
 def test_id_lists(name, most):
     assert getattr(SamplingParams(**{name: list(range(most))}), name) == tuple(range(most))
     refused(name, **{name: range(most + 1)})
@@ -87,7 +89,7 @@ def test_stop_strings():
 def test_logit_bias():
     params = SamplingParams(logit_bias={"9": 100, 3: -100.0})
     assert list(params.logit_bias.items()) == [(3, -100.0), (9, 100.0)]
-    refused("logit_bias", logit_bias={i: 0 for i in range(1025)})
+    refused("logit_bias", logit_bias=dict.fromkeys(range(1025), 0))
     refused("logit_bias", logit_bias=[(1, 2)])
     for bad in (-1, "-1", "x", 1.5, "9" * 5000, "²"):
         refused("logit_bias key", logit_bias={bad: 0})

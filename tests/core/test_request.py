@@ -109,7 +109,9 @@ def test_state_of_several_branches():
     assert Request("r", [1]).state == "waiting"
 
 
-@pytest.mark.parametrize("path", [[], ["admitted"], ["admitted", "prefilling"], ["admitted", "prefilling", "recompute"]])
+@pytest.mark.parametrize(
+    "path", [[], ["admitted"], ["admitted", "prefilling"], ["admitted", "prefilling", "recompute"]]
+)
 def test_finish_walks_legal_edges_from_every_live_state(path):
     branch = Request("r", [1]).branches[0]
     for state in path:

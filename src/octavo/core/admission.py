@@ -37,7 +37,7 @@ def token_limit(request: Request, config: SchedulerConfig, kv: KVCacheManager) -
     if room < (0 if max_tokens == 0 else 1):
         remedy = f"give at most {config.max_seq_len - (max_tokens != 0)} tokens (max_seq_len is {config.max_seq_len})"
         raise InvalidInput("prompt_token_ids", f"{prompt} tokens", remedy)
-    capacity = kv.capacity_tokens()
+    capacity = kv.capacity_tokens(config.max_prefill_chunk)
     if max_tokens is None:
         room = max(1, min(room, capacity + 1 - prompt))
     limit = prompt + (room if max_tokens is None else min(max_tokens, room))

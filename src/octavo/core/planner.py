@@ -84,9 +84,9 @@ class Planner:
         by_key = {branch.key: branch for branch in self.roster.running if draft.allows(branch)}
         ranked = sorted(by_key.values(), key=self.policy.rank)
         oldest = draft.step - self.config.stall_steps
-        stalled = sorted((branch for branch in ranked if branch.last_step < oldest), key=lambda b: b.last_step)
+        stalled = sorted((branch for branch in ranked if branch.last_step <= oldest), key=lambda b: b.last_step)
         grants: list[tuple[Branch, int]] = []
-        for group in (stalled, [branch for branch in ranked if branch.last_step >= oldest]):
+        for group in (*([branch] for branch in stalled), [branch for branch in ranked if branch.last_step > oldest]):
             left = budget - sum(tokens for _, tokens in grants)
             if group and left > 0:
                 asked = [_ask(branch) for branch in group]
@@ -109,7 +109,7 @@ class Planner:
                 self._restart_alone(branch, draft)
                 return
             else:
-                branch.waiting_reason = WaitingReason.KV
+                self._block(branch, WaitingReason.KV, draft)
                 return
         self._add_row(branch, tokens, deltas, draft)
 
@@ -143,17 +143,21 @@ class Planner:
                 continue
             outcome = self._try_enter(branch, budget, draft)
             if outcome is Outcome.NO_ROOM:
-                if branch.is_live:
-                    branch.waiting_reason = WaitingReason.KV
+                self._block(branch, WaitingReason.KV, draft)
                 return
             if outcome is Outcome.WAITS:
-                branch.waiting_reason = WaitingReason.PREFIX
+                self._block(branch, WaitingReason.PREFIX, draft)
                 branch.prefix_waits += 1
                 continue
             budget -= draft.rows[-1].num_scheduled_tokens
-            count_bypass(self.roster.waiting, branch)
+            count_bypass(self.roster.waiting, branch, draft.undo)
             if budget <= 0 or not self.roster.has_free_slot or self._somebody_is_due():
                 return
+
+    def _block(self, branch: Branch, reason: WaitingReason, draft: Draft) -> None:
+        if branch.is_live:
+            draft.undo.push(checkpoint(branch))
+            branch.waiting_reason = reason
 
     def _somebody_is_due(self) -> bool:
         """True if a waiting branch has been passed as often as may be: the next step serves it first."""
@@ -222,22 +226,19 @@ class Planner:
 
     def _outstanding(self, branch: Branch) -> int:
         """Pages that a branch has a claim on beyond those it holds: all it may ever need if it is protected (so that
-        it never has to preempt), else what its known tokens need.
+        it never has to preempt), else what its known tokens and the next one need.
         """
-        tokens = branch.num_tokens
-        if self._protected(branch):
-            tokens = max(tokens, branch.request.token_limit - 1)
-        elif branch.num_missing_tokens <= 1:
-            return 0
-        return max(0, self.kv.num_pages_needed(tokens) - branch.kv_blocks)
+        tokens = max(branch.num_tokens, branch.request.token_limit - 1)
+        if not self._protected(branch):
+            if branch.state is RequestState.DECODING:
+                return 0
+            tokens = min(tokens, branch.num_tokens + 1)
+        return max(0, self.kv.num_pages_needed(tokens, self.config.max_prefill_chunk) - branch.kv_blocks)
 
     def _has_room(self, branch: Branch) -> bool:
         """True if the known tokens of all that run, and of ``branch`` among them, find pages without preemption."""
-        branch.kv_blocks = self._held(branch)
+        branch.kv_blocks = self.kv.num_branch_pages(branch.key)
         return sum(map(self._outstanding, self.roster.running)) <= self.kv.free_pages()
-
-    def _held(self, branch: Branch) -> int:
-        return sum(page >= 0 for table in self.kv.page_table(branch.key) for page in table)
 
     def _reserve(self, branch: Branch, tokens: int, draft: Draft) -> tuple[PageTableDelta, ...] | None:
         """Cover the next ``tokens`` tokens with pages: what the runner's tables lack; None leaves nothing changed."""
@@ -249,10 +250,10 @@ class Planner:
             draft.undo.rollback_to(mark)
             return None
         if deltas:
-            branch.kv_blocks = self._held(branch)
-        if self._claims_of_others(branch) > self.kv.free_pages():
-            draft.undo.rollback_to(mark)
-            return None
+            branch.kv_blocks = self.kv.num_branch_pages(branch.key)
+            if self._claims_of_others(branch) > self.kv.free_pages():
+                draft.undo.rollback_to(mark)
+                return None
         return deltas
 
     def _claims_of_others(self, branch: Branch) -> int:
@@ -273,7 +274,7 @@ class Planner:
     ) -> None:
         draft.undo.push(checkpoint(branch))
         start, end = branch.num_resident_tokens, branch.num_resident_tokens + tokens
-        self.kv.computing(branch.key, branch.token_ids, draft.undo, num_tokens=end)
+        self.kv.computing(branch.key, branch.token_ids, draft.undo)
         row = ScheduledRow(
             request_id=branch.key[0],
             choice=branch.choice,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from octavo.core.errors import InvalidInput
 from octavo.core.request import Branch
+from octavo.core.undo import UndoLog
 
 
 class Policy(Protocol):
@@ -63,8 +64,13 @@ def service_order(waiting: Iterable[Branch], policy: Policy, bypass_limit: int) 
     return sorted(waiting, key=key)
 
 
-def count_bypass(waiting: Iterable[Branch], admitted: Branch) -> None:
-    """Note, with every branch that waits longer than ``admitted`` has, that it was passed."""
-    for branch in waiting:
-        if branch.arrival_index < admitted.arrival_index:
-            branch.bypassed += 1
+def count_bypass(waiting: Iterable[Branch], admitted: Branch, undo: UndoLog) -> None:
+    """Note, with every branch that has waited longer than ``admitted``, that it was passed."""
+    passed = [branch for branch in waiting if branch.arrival_index < admitted.arrival_index]
+
+    def count(step: int) -> None:
+        for branch in passed:
+            branch.bypassed += step
+
+    count(1)
+    undo.push(lambda: count(-1))

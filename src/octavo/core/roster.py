@@ -54,7 +54,7 @@ class Roster:
             branch.arrival_index = self._arrivals
             self.waiting.append(branch)
         self.timeline.record(
-            "submit", now, request=request.request_id, prompt=len(request.prompt_token_ids), n=request.params.n
+            "submit", now, request=request.request_id, prompt=len(request.prompt_token_ids), choices=request.params.n
         )
 
     def enter(self, branch: Branch, step: int, undo: UndoLog) -> None:
@@ -68,6 +68,7 @@ class Roster:
             self.running.remove(branch)
             self.waiting.append(branch)
             heappush(self._free_slots, slot)
+            self.freed_slots.append(slot)  # the failed step may have filled it
 
         undo.push(leave)
         branch.transition(RequestState.ADMITTED)
@@ -237,7 +238,7 @@ def _request_end(request: Request) -> TokenEvent:
 
 def _audit_branch(branch: Branch, kv: KVCacheManager) -> None:
     if branch.state in RUNNING:
-        held = sum(page >= 0 for table in kv.page_table(branch.key) for page in table)
+        held = kv.num_branch_pages(branch.key)
         if held != branch.kv_blocks:
             raise InvariantBroken(f"{branch} names {held} pages, counted {branch.kv_blocks}")
         if not branch.num_resident_tokens <= branch.num_tokens:

@@ -24,6 +24,7 @@ class Committer:
         self.kv = kv
         self.roster = roster
         self.vocab_size = vocab_size
+        self._frees_behind = any(group.window for group in kv.groups)
 
     def check(self, draft: Draft, result: StepResult) -> None:
         """Raise ``InvalidInput``, changing nothing, if ``result`` does not answer this step."""
@@ -37,13 +38,13 @@ class Committer:
         self.kv.end_step(draft.step)
         for branch, row, outcome in zip(draft.branches, draft.rows, result.rows, strict=True):
             if branch.is_live and branch.slot == row.slot:
-                error = outcome.error or self._fault(row, outcome)
+                error = outcome.error or self._fault(branch, row, outcome)
                 if error is None:
                     self._apply_row(branch, row, outcome, now)
                 else:
                     fail_request(self.roster, branch, error, now)
 
-    def _fault(self, row: ScheduledRow, outcome: RowResult) -> str | None:
+    def _fault(self, branch: Branch, row: ScheduledRow, outcome: RowResult) -> str | None:
         """What is wrong with a row's result, if anything."""
         if len(outcome.token_ids) != int(row.flags.sample):
             return f"the model returned {len(outcome.token_ids)} tokens for a row that samples {int(row.flags.sample)}"
@@ -51,6 +52,9 @@ class Committer:
             return f"the model returned token {outcome.token_ids[0]}, outside the vocabulary of {self.vocab_size}"
         if row.flags.sample and row.flags.logprobs >= 0 and len(outcome.logprobs) != 1:
             return f"the model returned {len(outcome.logprobs)} logprobs for one token"
+        predicted = min(row.num_scheduled_tokens, branch.num_prompt_tokens - 1 - row.start)
+        if row.flags.prompt_logprobs >= 0 and len(outcome.prompt_logprobs) != predicted:
+            return f"the model returned {len(outcome.prompt_logprobs)} prompt logprobs for {predicted} tokens"
         return None
 
     def _apply_row(self, branch: Branch, row: ScheduledRow, outcome: RowResult, now: float) -> None:
@@ -69,6 +73,8 @@ class Committer:
             self.roster.finish(branch, *ending, now=now)
             return
         self.kv.commit(branch.key, branch.token_ids, branch.num_resident_tokens, now)
+        if self._frees_behind:
+            branch.kv_blocks = self.kv.num_branch_pages(branch.key)
 
     def _gather_prompt_logprobs(self, branch: Branch, row: ScheduledRow, outcome: RowResult) -> None:
         """Keep the logprobs of prompt tokens start + 1, start + 2, ... that are not known yet."""
