@@ -249,6 +249,8 @@ def moves(rng: random.Random, by_page: bool) -> Run:
             b.copy_pages(pool, [(source, target)])
         else:
             b.move_slots(pool, [(source * size, target * size)])
+        zeros = [0.0] * (scene.kv_heads * scene.dim)
+        pool.write(source, 0, zeros, zeros)  # the copy does not follow its source
         return [pool.read(page, 0) for page in (source, target)]
 
     return run

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from op_cases import matrix
 
-from octavo.backends import BACKENDS, create_backend
+from octavo.backends import BACKENDS, create_backend, numpy_attention
+from octavo.backends.list_attention import blocks_of
 from octavo.core.errors import InvariantBroken, UseAfterRelease
 from octavo.core.kv_groups import KVGroup
 
@@ -109,7 +110,18 @@ def test_reference_gives_the_same_bits_for_any_cut_page_size_and_company() -> No
             assert run.pieces("reference", cuts, page_size, rng.choice([None, friend])) == whole
 
 
-def test_more_than_one_chunk_gives_the_same_bits_and_the_formula() -> None:
+def test_blocks_and_chunks_lie_at_absolute_positions() -> None:
+    lanes = [([[float(p)]], [[float(-p)]]) for p in range(40, 600)]
+    blocks = list(blocks_of(70, 600, 40, lanes, 0))
+    firsts = [int(keys[0][0]) for _, keys, _ in blocks]
+    assert firsts == [70, 128, 192, 256, 320, 384, 448, 512, 576]
+    assert [chunk for chunk, _, _ in blocks] == [0] * 7 + [1, 1]
+    assert [len(keys) for _, keys, _ in blocks] == [58] + [64] * 7 + [24]
+    assert blocks[-1][2] == [tuple(float(-p) for p in range(576, 600))]
+
+
+def test_more_than_one_chunk_gives_the_same_bits_and_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(numpy_attention, "_token_by_token")  # finite values do not need it
     run = Run(random.Random(8), 530)
     tail = [run.length - 2, run.length - 1]
     whole, cut = run.pieces("reference", [500], 16), run.pieces("reference", [511, 512, *tail], 4)

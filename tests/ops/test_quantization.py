@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +16,8 @@ from op_cases import matrix
 from octavo.backends import BACKENDS, create_backend
 from octavo.backends.quantization import FLOAT32_MAX, QuantConfig, QuantizedTensor, dequantize, quantize, report
 from octavo.core.errors import InvalidInput
+from octavo.models.config import ModelConfig
+from octavo.models.registry import build_model
 
 CONFIGS = [QuantConfig(bits, size, symmetric) for bits in (8, 4) for size in (16, 64) for symmetric in (True, False)]
 values = st.floats(-FLOAT32_MAX, FLOAT32_MAX, allow_nan=False, width=32) | st.floats(-3, 3, width=32)
@@ -28,6 +33,16 @@ def test_round_trip_within_half_a_scale(weights: list[list[float]]) -> None:
                 scale = tensor.scales[index][column // config.group_size]
                 assert abs(a - b) <= scale / 2 * (1 + 1e-9), config
                 assert a != 0.0 or b == 0.0, config
+
+
+def test_a_balanced_range_stays_within_half_a_scale() -> None:
+    """Both ends fall between two codes: a scale that was rounded down would be overstepped."""
+    rng = random.Random(5)
+    for config in CONFIGS:
+        for value in (rng.uniform(0.1, 9.0) for _ in range(30)):
+            tensor = quantize([[value, -value]], config)
+            for a, b in zip((value, -value), tensor.row(0), strict=True):
+                assert abs(a - b) <= tensor.scales[0][0] / 2 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -97,3 +112,34 @@ def test_unsupported_group_sizes_are_refused(size: object) -> None:
 def test_matrices_that_cannot_be_quantized_are_refused(weights: list[list[float]]) -> None:
     with pytest.raises(InvalidInput, match="matrix"):
         quantize(weights, QuantConfig())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_tiny_model_runs_quantized_near_the_exact_one(bits: int) -> None:
+    fixture = json.loads((Path(__file__).parents[2] / "fixtures" / "tiny_model.json").read_text())
+    model = build_model(ModelConfig.from_dict(fixture["model"]))
+    stored = fixture["weights"]
+    exact = {n: unflatten(t["units"], t["shape"], stored["unit"]) for n, t in stored["tensors"].items()}
+    quantized = {
+        n: quantize(w, QuantConfig(bits, 16, False)) if isinstance(w[0], list) else w for n, w in exact.items()
+    }
+    logits = [run(model, name, weights) for weights in (exact, quantized) for name in BACKENDS]
+    errors = [max(map(abs, np.subtract(logits[0], other).ravel().tolist())) for other in logits]
+    assert errors[1] < 1e-5 and abs(errors[2] - errors[3]) < 1e-5
+    spread = float(np.ptp(logits[0]))
+    assert 0.0 < errors[2] / spread < {8: 0.03, 4: 0.2}[bits]
+
+
+def unflatten(units: list[int], shape: list[int], unit: float) -> list[Any]:
+    values = [u * unit for u in units]
+    return values if len(shape) == 1 else [values[i : i + shape[1]] for i in range(0, len(values), shape[1])]
+
+
+def run(model: Any, name: str, weights: dict[str, Any]) -> list[list[float]]:
+    """Logits of a six-token prompt."""
+    backend = create_backend(name)
+    handles = {n: backend.weight(n, w) for n, w in weights.items()}
+    pool = backend.allocate_kv(2, 4, model.kv_groups())
+    batch = backend.batch([1, 5, 9, 30, 7, 44], range(6), [6], [[[0, 1]]], pool, logit_rows=range(6))
+    result: list[list[float]] = backend.to_lists(model.forward(backend, handles, batch))
+    return result

@@ -6,12 +6,13 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_cases import matrix
 
-from octavo.backends import BACKENDS, create_backend
+from octavo.backends import BACKENDS, create_backend, numpy_random
 from octavo.backends.ops import SamplingRow
 from octavo.backends.random import gumbel, noise_bits
 from octavo.backends.sampling import candidates, process_row
@@ -85,6 +86,23 @@ def test_draws_follow_the_distribution(params: dict[str, Any]) -> None:
     freedom = len(kept) - 1
     assert chi_square < freedom + 3.5 * math.sqrt(2 * freedom)
     assert draw(ALL[0], [logits] * 50, rows[:50]) == ids[:50]
+
+
+def test_passing_over_the_hopeless_changes_no_draw() -> None:
+    rng = random.Random(12)
+    for seed in range(60):
+        logits = [rng.gauss(0.0, 1.0) for _ in range(1200)]
+        logits[rng.randrange(1200)] += 9.0 * (seed % 2)
+        noise = numpy_random.gumbel(numpy_random.noise_bits(seed, 0, 0, np.arange(1200)))
+        wanted = int((np.array(logits, np.float32) + noise.astype(np.float64)).argmax())
+        assert draw(ALL[1], [logits], [row(seed)]) == [wanted]
+
+
+def test_equal_scores_and_equal_noise_give_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.backends.sampling.gumbel", lambda bits: 0.5)
+    monkeypatch.setattr("octavo.backends.numpy_random.gumbel", lambda bits: np.full(len(bits), 0.5, np.float32))
+    for params in ({}, {"top_k": 4}):
+        assert [draw(b, [[0.0, 2.0, 1.0, 2.0, 2.0]], [row(**params)]) for b in ALL] == [[1], [1]]
 
 
 def test_a_row_is_what_it_is_alone() -> None:

@@ -24,6 +24,7 @@ from operator import itemgetter, mul
 from octavo.backends.list_pages import Heads
 from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK
 
+Block = tuple[int, list[Sequence[float]], list[tuple[float, ...]]]  # chunk, keys by position, values by dimension
 Partial = tuple[float, float, list[float]]  # running maximum, sum of exp(score - maximum), weighted sum of values
 
 
@@ -54,18 +55,16 @@ def attend(
     group = len(heads) // kv_heads
     out: list[float] = []
     for kv_head in range(kv_heads):
-        blocks = list(_blocks(start, position + 1, first_lane, lanes, kv_head))
+        blocks = list(blocks_of(start, position + 1, first_lane, lanes, kv_head))
         for head in range(kv_head * group, (kv_head + 1) * group):
             out += _attend_head(heads[head], blocks, scoring, head)
     return out
 
 
-_Block = tuple[int, list[Sequence[float]], list[tuple[float, ...]]]  # chunk, keys by position, values by dimension
-
-
-def _blocks(
+def blocks_of(
     start: int, stop: int, first_lane: int, lanes: Sequence[tuple[Heads, Heads]], kv_head: int
-) -> Iterator[_Block]:
+) -> Iterator[Block]:
+    """The positions start .. stop - 1 of one KV head, cut at the absolute borders of blocks."""
     low = start
     while low < stop:
         high = min(stop, low - low % ATTENTION_BLOCK + ATTENTION_BLOCK)
@@ -75,7 +74,7 @@ def _blocks(
         low = high
 
 
-def _attend_head(query: Sequence[float], blocks: Sequence[_Block], scoring: Scoring, head: int) -> list[float]:
+def _attend_head(query: Sequence[float], blocks: Sequence[Block], scoring: Scoring, head: int) -> list[float]:
     chunks = [
         reduce(_merge, (_block_partial(query, keys, columns, scoring) for _, keys, columns in chunk))
         for _, chunk in groupby(blocks, key=itemgetter(0))
