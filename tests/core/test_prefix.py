@@ -234,7 +234,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def build(page_size=2, windows=(0,), num_pages=40):
@@ -252,6 +252,17 @@ def publish(tree, units, namespace=""):
         for page in column:
             pages.drop_owner(page, USER)
     return columns
+
+
+def test_a_longer_page_replaces_the_tail_that_it_covers():
+    tree, pages = build(4)
+    publish(tree, [1, 2])
+    publish(tree, [1])  # covered already
+    publish(tree, [1, 2, 3])
+    assert [node.units for node in tree.nodes()] == [[1, 2, 3]]
+    publish(tree, [1, 2, 3, 4])
+    publish(tree, [1, 2, 3, 5])
+    assert [node.units for node in tree.nodes()] == [[1, 2, 3, 4], [1, 2, 3, 5]] and pages.counts().cached == 2
 
 
 def test_sinks_and_window_decide_how_long_a_match_is():

@@ -19,15 +19,12 @@ class UndoLog:
     def __init__(self) -> None:
         self._entries: list[Callable[[], None]] = []
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def push(self, undo: Callable[[], None]) -> None:
         """Record how to take back a mutation that has just been made."""
         self._entries.append(undo)
 
     def mark(self) -> int:
-        """A point that `rollback_to` can return to."""
+        """A point that `rollback_to` can return to: the number of entries."""
         return len(self._entries)
 
     def rollback(self) -> None:
