@@ -96,7 +96,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3-moe-some-dense": _case(
         "qwen3_moe",
         "Qwen3MoeForCausalLM",
-        **_MOE | {"mlp_only_layers": [1], "num_hidden_layers": 3, "norm_topk_prob": False},
+        **_MOE | {"mlp_only_layers": [1], "decoder_sparse_step": 2, "num_hidden_layers": 4, "norm_topk_prob": False},
     ),
     "gemma3": _gemma(rope_local_base_freq=50.0, rope_theta=100000.0),
     "gemma3-final-cap": _gemma(final_logit_softcapping=3.0, num_key_value_heads=1),
