@@ -6,7 +6,17 @@ import math
 from typing import Any
 
 import pytest
-from engine_harness import MODELS, Collector, alone, assert_idle, inject, make_core, make_request, run_to_end, tiny_parts
+from engine_harness import (
+    MODELS,
+    Collector,
+    alone,
+    assert_idle,
+    inject,
+    make_core,
+    make_request,
+    run_to_end,
+    tiny_parts,
+)
 
 from octavo.core.errors import RowError
 from octavo.core.params import SamplingParams

@@ -168,8 +168,9 @@ class AsyncEngine:
 
     def shutdown(self, timeout: float = 10.0) -> None:
         """End every request as cancelled, stop the thread, and wait for it. Idempotent."""
-        self._stopping = True
-        self._inbox.put(lambda: None)
+        with self._lock:
+            self._stopping = True
+            self._inbox.put(lambda: None)  # wakes the thread
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
@@ -216,21 +217,20 @@ class AsyncEngine:
             self._mailboxes[request.request_id] = mailbox
             _tell(mailbox.loop, _set_done, accepted)
 
-        self._post(run)
+        if not self._post(run):
+            raise EngineStopped(self.health_problem() or "the engine is shutting down") from self._failure
         try:
             await accepted
         except asyncio.CancelledError:
             self._post(lambda: self._cancel(request.request_id, mailbox))
             raise
 
-    def _post(self, command: Callable[[], None]) -> None:
-        """Queue a command for the engine thread; raises ``EngineStopped`` where nobody would run it."""
+    def _post(self, command: Callable[[], None]) -> bool:
+        """Queue a command for the engine thread; False where nobody would run it any more."""
         with self._lock:
-            if not self._stopping and self._failure is None:
+            if not self._stopping:
                 self._inbox.put(command)
-                return
-        if self._failure is not None:
-            raise EngineStopped(self.health_problem() or "the engine has been shut down") from self._failure
+            return not self._stopping
 
     # -- in the engine thread
 
