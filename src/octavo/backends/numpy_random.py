@@ -16,6 +16,8 @@ from octavo.backends.random import (
     UPPER,
 )
 
+CALLS_AT_ONCE = 4096  # whose temporaries stay in the second-level cache
+
 _32 = np.uint64(32)
 _LOW = np.uint64(MASK32)
 
@@ -36,16 +38,20 @@ def noise_bits(
     seed: int, choice: int, output_index: int, token_ids: NDArray[np.int64], purpose: int = 0
 ) -> NDArray[np.uint64]:
     """The 32 random bits of each token id [N]."""
-    token_ids = np.asarray(token_ids)
+    if not len(token_ids):
+        return np.empty(0, np.uint64)
     calls = which = token_ids >> 2
-    if len(token_ids) and len(calls) > int(calls.max()):  # dense: each call once, instead of once per id
+    if len(calls) > int(calls.max()):  # dense: each call once, instead of once per id
         calls = np.arange(int(calls.max()) + 1)
     else:
         which = np.arange(len(token_ids))
     counter = np.empty((4, len(calls)), np.uint64)
     counter[0] = calls
     counter[1:] = np.array([[output_index & MASK32], [choice & MASK32], [purpose & MASK32]], np.uint64)
-    words = philox4x32(counter, (seed & MASK32, seed >> 32 & MASK32))
+    key = (seed & MASK32, seed >> 32 & MASK32)
+    words = np.concatenate(
+        [philox4x32(counter[:, i : i + CALLS_AT_ONCE], key) for i in range(0, len(calls), CALLS_AT_ONCE)], axis=1
+    )
     return words[token_ids & 3, which]
 
 
