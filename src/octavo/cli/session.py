@@ -75,15 +75,16 @@ class Session:
 
     async def job(self, body: dict[str, Any]) -> Job:
         """An API body as work for the engine. Raises ``ApiError``."""
-        request: ChatRequest | CompletionRequest
+        limits, engine = self._limits, self._engine
         if "messages" in body:
-            request, _ = decode_request(body, ChatRequest)
-            prompts = await asyncio.to_thread(encode_chat_prompt, request, self._engine, self._limits)
+            chat, _ = decode_request(body, ChatRequest)
+            params, param = sampling_params(chat, limits, engine.vocab_size), "messages"
+            prompts = await asyncio.to_thread(encode_chat_prompt, chat, engine, limits)
         else:
-            request, _ = decode_request(body, CompletionRequest)
-            prompts = await asyncio.to_thread(encode_prompts, request, self._engine, self._limits)
-        params = sampling_params(request, self._limits, self._engine.vocab_size)
-        fit_context(prompts, params, self._engine, "messages" if "messages" in body else "prompt")
+            text, _ = decode_request(body, CompletionRequest)
+            params, param = sampling_params(text, limits, engine.vocab_size), "prompt"
+            prompts = await asyncio.to_thread(encode_prompts, text, engine, limits)
+        fit_context(prompts, params, engine, param)
         return Job(uuid.uuid4().hex, prompts, params, _NO_LIMIT)
 
     async def deltas(self, job: Job) -> AsyncIterator[tuple[int, Delta]]:

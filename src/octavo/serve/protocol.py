@@ -129,18 +129,16 @@ class Answer(Struct, kw_only=True):
     object: str
     created: int
     model: str
-    usage: Usage | UnsetType | None = UNSET
+    choices: list[Any]
+    usage: Usage | None | UnsetType = UNSET
     warnings: list[dict[str, str]] | UnsetType = UNSET
 
 
 class CompletionResponse(Answer, kw_only=True):
-    """A completion, or one piece of a streamed one."""
-
-    choices: list[CompletionChoice]
+    """A completion, or one piece of a streamed one; `choices` are `CompletionChoice`."""
 
 
 class ChatResponse(Answer, kw_only=True):
-    """A chat completion, or one piece of a streamed one."""
+    """A chat completion, or one piece of a streamed one; `choices` are `ChatChoice`."""
 
-    choices: list[ChatChoice]
     prompt_token_ids: list[int] | UnsetType = UNSET
