@@ -227,3 +227,10 @@ def test_logprobs_are_the_log_softmax(logits: list[float], data: st.DataObject) 
         assert [i for i, _ in got.top] == order[:k]
         assert [v for _, v in got.top] == pytest.approx([expected[i] for i in order[:k]], abs=1e-9)
         assert got.chosen == ((0, pytest.approx(expected[0], abs=1e-9)), (token_id, got.logprob))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logprobs_of_a_row_that_is_not_finite_are_not_numbers(bad: float) -> None:
+    for backend in ALL:
+        (got,) = backend.logprobs(backend.weight("x", [[0.0, bad, 1.0]]), [0], [0], [()])
+        assert math.isnan(got.logprob) or got.logprob == -math.inf

@@ -155,7 +155,8 @@ def logprobs_row(row: Floats, token_id: int, k: int, chosen: Sequence[int]) -> T
     """`sampling.logprobs_row` of one row of raw logits."""
     logits = row.astype(np.float64)
     top = logits.max()
-    normaliser = float(top + np.log(np.exp(logits - top).sum()))
+    with np.errstate(invalid="ignore"):  # a logit that is not finite gives NaN, as in the definition
+        normaliser = float(top + np.log(np.exp(logits - top).sum()))
     mine = row[token_id]
     rank = 1 + int(np.count_nonzero(row > mine)) + int(np.count_nonzero(row[:token_id] == mine))
     best = _best(row, k).tolist() if k > 0 else []
