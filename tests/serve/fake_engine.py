@@ -23,7 +23,7 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 def byte_tokenizer() -> SimpleTokenizer:
     """Bytes 0 to 255 are ids 0 to 255; 256 ends a text."""
     vocab = [f"<0x{byte:02X}>" for byte in range(256)] + ["<eos>"]
-    return SimpleTokenizer(vocab, kind="bytes", eos=EOS, chat_template=TEMPLATE)
+    return SimpleTokenizer(vocab, kind="bytes", eos=["<eos>"], chat_template=TEMPLATE)
 
 
 @dataclass(frozen=True)

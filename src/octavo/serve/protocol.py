@@ -130,7 +130,7 @@ class Answer(Struct, kw_only=True):
     created: int
     model: str
     choices: list[Any]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     warnings: list[dict[str, str]] | UnsetType = UNSET
 
 
