@@ -46,19 +46,24 @@ __all__ = ["create_app"]
 _Result = TypeVar("_Result")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _TEXT_THREADS = 2
+_NO_PRIORITY = "priority had no effect: start the server with --policy priority to have it honoured."
 _log = logging.getLogger(__name__)
 
 
-def create_app(engine: EnginePort, config: ServeConfig | None = None) -> Starlette:
-    """The application over one running engine. The engine is started and closed by whoever made it."""
-    return Server(engine, config or ServeConfig()).app()
+def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy: str = "fcfs") -> Starlette:
+    """The application over one running engine, which whoever made it also closes.
+
+    `policy` is the engine's order of service: without "priority", a request's priority is answered with a warning.
+    """
+    return Server(engine, config or ServeConfig(), policy).app()
 
 
 class Server:
     """The state of one application: engine, limits, metrics, places, text threads."""
 
-    def __init__(self, engine: EnginePort, config: ServeConfig) -> None:
+    def __init__(self, engine: EnginePort, config: ServeConfig, policy: str) -> None:
         self.engine = engine
+        self.policy = policy
         self.config = config
         self.model = config.served_model_name or engine.model_name
         self.metrics = Metrics(engine, self.model)
@@ -140,6 +145,8 @@ class Server:
         sequences = order.num_prompts * params.n
         if sequences > self.config.max_prompts:
             raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
+        if order.body.priority and self.policy != "priority":
+            order.warnings.append({"param": "priority", "message": _NO_PRIORITY})
         request_id = _request_id(http, order.body)
         with ExitStack() as places:
             places.enter_context(self.admission.enter(request_id, sequences))

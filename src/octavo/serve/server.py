@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from octavo.core.errors import InvalidInput
 from octavo.engine.async_engine import AsyncEngine
@@ -51,7 +52,7 @@ async def _serve(
     if engine is None:
         return
     try:
-        server = _Server(_uvicorn_config(engine, config))
+        server = _Server(_uvicorn_config(create_app(engine, config, policy=engine_config.policy), config))
         stop.then(server.stop)
         task = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started and not task.done():
@@ -121,9 +122,9 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-def _uvicorn_config(engine: AsyncEngine, config: ServeConfig) -> uvicorn.Config:
+def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(engine, config),
+        app,
         http=BoundedConnection,
         lifespan="on",
         log_level=config.log_level,
