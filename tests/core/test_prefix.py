@@ -334,6 +334,17 @@ def test_the_eviction_heap_stays_small():
     assert len(tree._queue._heap) <= 64
 
 
+def test_a_leaf_whose_use_was_taken_back_can_be_evicted():
+    tree, pages = build(1)
+    publish(tree, [1])
+    undo = UndoLog()
+    node = tree.acquire("", tree.match("", [1]), undo)
+    assert tree.evict(1) == 0
+    tree.unlock(node, touch=False)
+    undo.rollback()
+    assert tree.evict(1) == 1 == pages.num_free - 39
+
+
 def test_empty_namespaces_leave_nothing_behind():
     tree, _ = build(1)
     for salt in range(5):
