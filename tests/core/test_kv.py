@@ -340,6 +340,18 @@ def test_a_rolled_back_reservation_tells_the_runner_again():
     assert kv.reserve(C, 3, UndoLog()) == ()
 
 
+def test_a_rolled_back_fork_of_a_planned_copy_survives_the_preemption_of_its_parent():
+    kv = KVCacheManager(8, 4)
+    run(kv, A, [1, 2, 3], ends=True)
+    undo = UndoLog()
+    begin(kv, B, [1, 2, 9], undo=undo)
+    kv.fork(B, C, undo)
+    kv.reserve(C, 3, undo)
+    kv.release_branch(B)
+    undo.rollback()
+    assert kv.audit().cached == 1 and kv.take_copies() == ()
+
+
 def test_a_preemption_inside_a_failed_plan_stands():
     kv = KVCacheManager(8, 2)
     run(kv, A, [1, 2, 3], ends=True)
