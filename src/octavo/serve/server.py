@@ -7,7 +7,8 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -51,14 +52,15 @@ async def _serve(
     engine = await _loaded(engine_config, say, stop)
     if engine is None:
         return
+    url = _url(listener)
     try:
         server = _Server(_uvicorn_config(create_app(engine, config, policy=engine_config.policy), config))
         stop.then(server.stop)
         task = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started and not task.done():
             await asyncio.sleep(0.01)
-        if server.started:
-            say(f"Octavo serves {config.served_model_name or engine.model_name} at {_url(listener)} (Ctrl-C stops it)")
+        if server.started and not server.should_exit:
+            say(f"Octavo serves {config.served_model_name or engine.model_name} at {url} (Ctrl-C stops it)")
         await task
     finally:
         await asyncio.to_thread(engine.shutdown)
@@ -79,13 +81,15 @@ async def _loaded(config: EngineConfig, say: Callable[[str], None], stop: _Stop)
 
 def _load(config: EngineConfig, say: Callable[[str], None], result: asyncio.Future[AsyncEngine]) -> None:
     """In a thread: load, and hand over what came of it."""
-    loop = result.get_loop()
+    hand_over: Callable[[], None]
     try:
         engine = AsyncEngine.load(config, say=say)
     except BaseException as error:
-        loop.call_soon_threadsafe(result.set_exception, error)
+        hand_over = partial(result.set_exception, error)
     else:
-        loop.call_soon_threadsafe(result.set_result, engine)
+        hand_over = partial(result.set_result, engine)
+    with suppress(RuntimeError):  # the loop is closed: a signal came first, and nobody waits
+        result.get_loop().call_soon_threadsafe(hand_over)
 
 
 class _Stop:
