@@ -49,11 +49,11 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[Golden, LLM]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_golden_token_is_a_near_tie(name: str) -> None:
-    """The gap is several times what float32 can move: another correct engine has to choose the same tokens."""
+    """The gap is more than ten times what float32 moves: another correct engine has to choose the same tokens."""
     golden = read_golden(name)
     assert len(golden.prompts) == 20
     assert all(len(prompt["output_token_ids"]) == NUM_TOKENS for prompt in golden.prompts)
-    assert (golden.arrays["gap"] > 4 * golden.arrays["noise"]).all()
+    assert (golden.arrays["gap"] > 10 * golden.arrays["noise"]).all()
     assert golden.arrays["noise"][:, golden.steps].max() < TOLERANCE / 4
 
 
