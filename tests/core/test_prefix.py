@@ -234,7 +234,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def build(page_size=2, windows=(0,), num_pages=40):
