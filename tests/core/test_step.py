@@ -76,13 +76,22 @@ def test_a_failure_that_needs_two_blames_nobody():
 
 
 def test_an_error_is_halved_until_the_culprit_stands_alone():
-    bench = Bench().submit(*(make_request(f"r{i}", [i + 1], max_tokens=1) for i in range(4)))
+    bench = Bench().submit(*(make_request(f"r{i}", [i + 1], max_tokens=2) for i in range(4)))
     bench.model.fault = lambda d: RuntimeError() if any(row.request_id == "r2" for row in d.rows) else None
     bench.run()
     tried = [[row.request_id for row in decision.rows] for decision in bench.model.decisions]
-    assert tried == [["r0", "r1", "r2", "r3"], ["r0", "r1"], ["r2", "r3"], ["r2"], ["r3"]]
+    assert tried == [["r0", "r1", "r2", "r3"], ["r0", "r1"], ["r2", "r3"], ["r2"], ["r3"], ["r0", "r1", "r3"]]
     assert [bench.reason(f"r{i}") for i in range(4)] == ["length", "length", "error", "length"]
     assert "RuntimeError" in bench.end("r2").error
+
+
+def test_a_slot_filled_by_a_failed_step_is_reported_as_freed():
+    bench = Bench(prefix_wait_steps=0).submit(make_request("a"), make_request("b", [4]))
+    bench.scheduler.plan()
+    bench.scheduler.rollback(RowError([0], "a fails"))
+    assert sorted(bench.step().freed_slots) == [0, 1]
+    bench.run()
+    assert bench.tokens("b") == null_tokens([4], 3, 7)
 
 
 def picture(scheduler):
