@@ -62,6 +62,7 @@ def test_gemma_goldens_reach_past_the_window() -> None:
     assert sum(length > 512 for length in lengths) >= 2
 
 
+@pytest.mark.timeout(900)  # on a busy machine BLAS threads wait for each other
 @pytest.mark.weights
 def test_greedy_tokens_equal_transformers(case: tuple[Golden, LLM]) -> None:
     """All twenty prompts at once through the engine: chunked, batched, paged."""
@@ -86,6 +87,7 @@ def difference(golden: Golden, i: int, got: list[int]) -> str:
     )
 
 
+@pytest.mark.timeout(900)  # on a busy machine BLAS threads wait for each other
 @pytest.mark.weights
 def test_logits_equal_transformers(case: tuple[Golden, LLM]) -> None:
     """Prompt and golden output in one pass: sampled ids, the twenty best in order, and the sum of all."""
