@@ -17,7 +17,7 @@ PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3
 endif
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 RUN_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile
 # two test workers on two cores: one thread each for matrix products
 test-core test-rest: export OPENBLAS_NUM_THREADS = 1

@@ -14,6 +14,7 @@ import json
 import math
 import random
 import sys
+from operator import mul
 from pathlib import Path
 
 UNIT = 1 / 1024  # every weight is a whole multiple of this: exact in float32 and in JSON
@@ -135,7 +136,7 @@ def reshape(units: list[int], shape: list[int]) -> list:
 
 
 def dot(a: list[float], b: list[float]) -> float:
-    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+    return math.fsum(map(mul, a, b))
 
 
 def project(matrix: list[list[float]], vector: list[float]) -> list[float]:

@@ -39,6 +39,7 @@ class Bench:
             self.kv, SchedulerConfig(**config), vocab_size=VOCAB, executor=self.model, seed_source=seed_source
         )
         self.events: list[TokenEvent] = []
+        self.steps_left = 3000
 
     def submit(self, *requests: Request) -> Bench:
         """Submit requests."""
@@ -47,17 +48,17 @@ class Bench:
         return self
 
     def step(self, budget: int = 512) -> Any:
-        """One step, audited; the decision."""
+        """One step, audited; the decision. Fails after 3000 steps."""
+        self.steps_left -= 1
+        assert self.steps_left > 0, "no end in sight"
         decision = self.scheduler.step(budget)
         self.scheduler.audit()
         self.events += self.scheduler.drain_events()
         return decision
 
-    def run(self, steps: int = 2000, budget: int = 512) -> Bench:
-        """Step until there is no work. Fails if that takes more than ``steps``."""
+    def run(self, budget: int = 512) -> Bench:
+        """Step until there is no work."""
         while self.scheduler.has_work:
-            assert steps > 0, "no end in sight"
-            steps -= 1
             self.step(budget)
         return self
 

@@ -148,6 +148,16 @@ def test_nobody_waits_for_what_was_undone_or_preempted_or_gains_nothing():
     assert not begin(kv, C, [1, 2, 3, 4]).wait
 
 
+def test_a_hit_inside_a_page_waits_only_for_a_whole_page_more():
+    kv = KVCacheManager(40, 2)
+    run(kv, A, [1, 2, 3], ends=True)
+    begin(kv, B, [1, 2, 3, 4, 5, 6], may_wait=False)
+    kv.computing(B, [1, 2, 3, 4, 5, 6], UndoLog(), num_tokens=4)
+    assert not begin(kv, C, [1, 2, 3, 4, 5, 6]).wait  # 3 now, 4 later
+    kv.computing(B, [1, 2, 3, 4, 5, 6], UndoLog())
+    assert begin(kv, ("d", 0), [1, 2, 3, 4, 5, 6, 7]).wait  # 3 now, 6 later
+
+
 def test_many_requests_with_one_prefix_compute_it_once():
     kv = KVCacheManager(400, 16)
     prefix, computed, waiting = list(range(100)), 0, [(f"r{n}", 0) for n in range(32)]
@@ -236,9 +246,12 @@ def test_pages_behind_the_window_go_and_the_runner_is_told():
     assert TOMBSTONE not in whole and windowed[:2] == (TOMBSTONE, TOMBSTONE) and windowed[2] >= 0
     assert PageTableDelta(1, 0, (TOMBSTONE, TOMBSTONE)) in kv.reserve(A, 7, UndoLog())
     assert kv.audit().cached == 2  # the tree still holds them
+    assert kv.reserve(A, 7, UndoLog()) == ()
     kv.commit(A, list(range(7)), 7, 0.0)
     assert kv.prefix.evict(2) == 2  # without touching the locked path
     assert [column[1] for column in kv.prefix.nodes()[0].columns[:2]] == [TOMBSTONE] * 2
+    kv.commit(A, list(range(8)), 8, 0.0)
+    assert [d for d in kv.reserve(A, 8, UndoLog()) if d.group] == [PageTableDelta(1, 2, (TOMBSTONE,))]
     assert begin(kv, B, [0, 1, 2, 9]).num_tokens == 0 and begin(kv, C, [*range(6), 9]).num_tokens == 6
     kv.audit()
 
@@ -314,6 +327,29 @@ def test_a_rolled_back_copy_on_write_survives_the_eviction_of_its_source():
     assert kv.page_table(B) == ((0,),)
     kv.audit()
     assert kv.reserve(B, 4, UndoLog()) and kv.take_copies() == ()  # B is the page's only owner now
+
+
+def test_a_rolled_back_reservation_tells_the_runner_again():
+    kv = KVCacheManager(8, 2)
+    undo = UndoLog()
+    run(kv, A, [1, 2, 3])
+    kv.fork(A, C)  # its tables have not been told yet
+    told = kv.reserve(C, 4, undo)
+    undo.rollback()
+    assert set(told) - set(kv.reserve(C, 3, UndoLog())) == {PageTableDelta(0, 1, (2,))}
+    assert kv.reserve(C, 3, UndoLog()) == ()
+
+
+def test_a_rolled_back_fork_of_a_planned_copy_survives_the_preemption_of_its_parent():
+    kv = KVCacheManager(8, 4)
+    run(kv, A, [1, 2, 3], ends=True)
+    undo = UndoLog()
+    begin(kv, B, [1, 2, 9], undo=undo)
+    kv.fork(B, C, undo)
+    kv.reserve(C, 3, undo)
+    kv.release_branch(B)
+    undo.rollback()
+    assert kv.audit().cached == 1 and kv.take_copies() == ()
 
 
 def test_a_preemption_inside_a_failed_plan_stands():
@@ -494,6 +530,7 @@ def test_allocate_refuses_what_it_cannot_do_and_changes_nothing():
             kv.allocate("x", count)
     with pytest.raises(OutOfPages):
         kv.allocate("x", 5)
+    assert kv.usage().num_branches == 0
     handle = kv.allocate("x", 4)
     with pytest.raises(InvalidInput, match="request_id"):
         kv.allocate("x", 1)

@@ -76,7 +76,10 @@ PLANS = st.lists(
     st.tuples(st.sampled_from(["begin", "fork", "preempt", "row", "row", "row"]), st.integers(0, 9), st.integers(1, 6)),
     max_size=7,
 )
-UNITS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+BASES = st.sampled_from([[0] * 12, [0, 1] * 6])
+UNITS = st.builds(
+    lambda base, n, tail: base[:n] + tail, BASES, st.integers(1, 12), st.lists(st.integers(0, 1), max_size=2)
+)
 
 
 class KVMachine(RuleBasedStateMachine):

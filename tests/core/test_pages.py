@@ -140,7 +140,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocator = AllocatorMachine.TestCase
-TestAllocator.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAllocator.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
 def test_pages_are_taken_lowest_first_whatever_the_history():

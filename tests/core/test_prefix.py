@@ -234,7 +234,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 def build(page_size=2, windows=(0,), num_pages=40):
@@ -332,6 +332,17 @@ def test_the_eviction_heap_stays_small():
     for _ in range(500):
         tree.unlock(tree.acquire("", tree.match("", [1]), UndoLog()))
     assert len(tree._queue._heap) <= 64
+
+
+def test_a_leaf_whose_use_was_taken_back_can_be_evicted():
+    tree, pages = build(1)
+    publish(tree, [1])
+    undo = UndoLog()
+    node = tree.acquire("", tree.match("", [1]), undo)
+    assert tree.evict(1) == 0
+    tree.unlock(node, touch=False)
+    undo.rollback()
+    assert tree.evict(1) == 1 == pages.num_free - 39
 
 
 def test_empty_namespaces_leave_nothing_behind():

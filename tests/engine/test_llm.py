@@ -75,18 +75,19 @@ def test_a_refused_prompt_leaves_nothing_behind() -> None:
     assert len(llm.generate(["a"], GREEDY)) == 1
 
 
-def test_an_interruption_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["step", "executor"])
+def test_an_interruption_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     llm = make()
-    steps = iter([None, None, KeyboardInterrupt()])
-    step = llm.loaded.core.step
+    calls = iter([None, None, KeyboardInterrupt()])
+    real = getattr(llm.loaded.core, place)
 
-    def interrupted(now: float) -> Any:
-        error = next(steps, None)
+    def interrupted(argument: Any) -> Any:
+        error = next(calls, None)
         if error is not None:
             raise error
-        return step(now)
+        return real(argument)
 
-    monkeypatch.setattr(llm.loaded.core, "step", interrupted)
+    monkeypatch.setattr(llm.loaded.core, place, interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["hello", "world"], GREEDY)
     assert_idle(llm.loaded.core)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from engine_harness import assert_idle, make_core, make_request, tiny_parts
 
+from octavo.core.events import EventKind, TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.engine.output import OutputDelta, OutputRouter, merge_deltas
@@ -23,8 +24,8 @@ def collect(core: EngineCore, router: OutputRouter) -> list[OutputDelta]:
     return deltas
 
 
-def run(**params: Any) -> list[OutputDelta]:
-    core = make_core()
+def run(core: EngineCore | None = None, **params: Any) -> list[OutputDelta]:
+    core = core or make_core()
     router = OutputRouter(core, tiny_parts("llama").tokenizer)
     request = make_request("r", PROMPT, SamplingParams(**{"temperature": 0.0, "max_tokens": 24, **params}))
     core.submit(request, 0.0)
@@ -44,7 +45,8 @@ def test_deltas_join_to_the_whole_text() -> None:
 @pytest.mark.parametrize("stop", ["9", "ppp", "s9pm", "zz", "m"])
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_ends_the_choice_where_it_stands(stop: str, include: bool) -> None:
-    deltas = run(stop=(stop,), include_stop_str_in_output=include)
+    core = make_core()
+    deltas = run(core, stop=(stop,), include_stop_str_in_output=include)
     at = WHOLE.find(stop)
     text = "".join(delta.text for delta in deltas)
     if at < 0:
@@ -54,9 +56,21 @@ def test_a_stop_string_ends_the_choice_where_it_stands(stop: str, include: bool)
     assert text == WHOLE[: at + len(stop) if include else at]
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
     count = sum(len(delta.token_ids) for delta in deltas)
-    assert count == deltas[-1].num_output_tokens
+    assert count == deltas[-1].num_output_tokens == core.metrics.output_tokens  # the engine stopped as well
     shown = tiny_parts("llama").tokenizer.decode([token for delta in deltas for token in delta.token_ids])
     assert shown == WHOLE[: at + len(stop)]  # nothing sampled after the stop is counted
+
+
+def test_tokens_sampled_before_a_stop_string_was_noticed_do_not_count() -> None:
+    core = make_core()
+    router = OutputRouter(core, tiny_parts("llama").tokenizer)
+    request = make_request("r", PROMPT, SamplingParams(temperature=0.0, max_tokens=24, stop=("pp",)))
+    core.submit(request, 0.0)
+    router.open(request)
+    tokens = [16, 19, 19, 31, 22]  # m p p 0 s: as if three steps had been in flight
+    events = [TokenEvent("r", EventKind.TOKEN, index=i, token_id=token) for i, token in enumerate(tokens)]
+    (delta,) = router.take(events)
+    assert (delta.text, delta.token_ids, delta.num_output_tokens) == ("m", (16, 19, 19), 3)
 
 
 def test_a_stop_string_is_held_back_until_it_is_decided() -> None:

@@ -99,6 +99,48 @@ def test_logits_are_computed_only_where_somebody_asked(prompt_logprobs: int | No
     assert rows == expected
 
 
+def test_the_sampler_gets_each_row_s_own_parameters_noise_coordinates_and_counts() -> None:
+    core = make_core(max_prefill_chunk=3)
+    runner = core.executor.__self__  # type: ignore[attr-defined]
+    asked: list[Any] = []
+    process = runner.backend.process_logits
+
+    def watched(logits: Any, rows: Any) -> Any:
+        asked.extend(replace(row, output_counts=dict(row.output_counts)) for row in rows)
+        return process(logits, rows)
+
+    runner.backend = _Patched(runner.backend, process_logits=watched)
+    params = {seed: SamplingParams(temperature=1.0, n=2, max_tokens=4, seed=seed, ignore_eos=True) for seed in (3, 8)}
+    for seed, one in params.items():
+        core.submit(make_request(f"r{seed}", (*PROMPT, seed), one), 0.0)
+    outputs: dict[tuple[int, int], list[int]] = {}
+    while core.has_work:
+        del asked[:]
+        before = {key: list(tokens) for key, tokens in outputs.items()}
+        for event in core.step(0.0):
+            if event.token_id is not None:
+                outputs.setdefault((int(event.request_id[1:]), event.choice), []).append(event.token_id)
+        for row in asked:
+            known = before.get((row.seed, row.choice), [])
+            assert row.params is params[row.seed]
+            assert row.output_index == len(known)
+            assert row.output_counts == count(known)
+            assert row.prompt_counts == count((*PROMPT, row.seed))
+    assert sorted(outputs) == [(3, 0), (3, 1), (8, 0), (8, 1)]
+    assert all(len(tokens) == 4 for tokens in outputs.values())
+
+
+class _Patched:
+    """A backend with some ops replaced."""
+
+    def __init__(self, backend: Any, **ops: Any) -> None:
+        self._backend = backend
+        vars(self).update(ops)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
 def test_end_tokens_are_banned_before_min_tokens() -> None:
     core = make_core()
     wants_to_end = SamplingParams(temperature=0.0, max_tokens=8, min_tokens=5, logit_bias={2: 100.0})

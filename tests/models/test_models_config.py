@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tiny_checkpoints import CASES
 
 import octavo.models
 from octavo.core.errors import InvalidInput
-from octavo.models.config import ModelConfig
+from octavo.models.config import ModelConfig, RopeConfig
 from octavo.models.registry import MODELS, build_model, model_class
 
 LLAMA, GEMMA, QWEN2, MOE = CASES["llama"], CASES["gemma3"], CASES["qwen2"], CASES["qwen3-moe"]
@@ -66,6 +67,7 @@ def read(base: dict[str, Any], **changes: Any) -> ModelConfig:
         (QWEN2, {"layer_types": ["sliding_attention"] * 2}, "sliding_window"),
         (MOE, {"num_experts_per_tok": 7}, "experts_per_token"),
         (MOE, {"num_experts": 1 << 30}, "num_experts"),
+        (MOE, {"num_experts": 4096, "num_hidden_layers": 1024}, "num_experts"),
         (MOE, {"mlp_only_layers": [2]}, "mlp_only_layers"),
         (LLAMA, {"eos_token_id": 96}, "eos_token_id"),
         (LLAMA, {"eos_token_id": [2, -1]}, "eos_token_id"),
@@ -105,6 +107,36 @@ def test_a_missing_key_is_named_or_has_its_default(name: str) -> None:
             ModelConfig.from_dict(without)
         except InvalidInput as error:
             assert key in error.field
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"kind": "dynamic"}, "rope_type"),
+        ({"kind": "yarn"}, "original_max_position_embeddings"),
+        ({"theta": 1.0}, "rope_theta"),
+        ({"kind": "linear", "factor": 0.0}, "factor"),
+    ],
+)
+def test_a_rope_made_by_hand_is_checked_too(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        RopeConfig(**fields)
+    assert error.value.field == named
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_layers": 0}, "num_layers"),
+        ({"layer_windows": (0,)}, "layer_windows"),
+        ({"layer_windows": (0, -1)}, "layer_windows"),
+        ({"activation": "relu"}, "activation"),
+    ],
+)
+def test_a_configuration_made_by_hand_is_checked_too(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        replace(ModelConfig.from_dict(LLAMA), **fields)
+    assert error.value.field == named
 
 
 def test_eos_ids_one_several_or_none() -> None:

@@ -49,11 +49,11 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[Golden, LLM]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_golden_token_is_a_near_tie(name: str) -> None:
-    """The gap is several times what float32 can move: another correct engine has to choose the same tokens."""
+    """The gap is more than ten times what float32 moves: another correct engine has to choose the same tokens."""
     golden = read_golden(name)
     assert len(golden.prompts) == 20
     assert all(len(prompt["output_token_ids"]) == NUM_TOKENS for prompt in golden.prompts)
-    assert (golden.arrays["gap"] > 4 * golden.arrays["noise"]).all()
+    assert (golden.arrays["gap"] > 10 * golden.arrays["noise"]).all()
     assert golden.arrays["noise"][:, golden.steps].max() < TOLERANCE / 4
 
 
@@ -62,6 +62,7 @@ def test_gemma_goldens_reach_past_the_window() -> None:
     assert sum(length > 512 for length in lengths) >= 2
 
 
+@pytest.mark.timeout(900)  # on a busy machine BLAS threads wait for each other
 @pytest.mark.weights
 def test_greedy_tokens_equal_transformers(case: tuple[Golden, LLM]) -> None:
     """All twenty prompts at once through the engine: chunked, batched, paged."""
@@ -86,6 +87,7 @@ def difference(golden: Golden, i: int, got: list[int]) -> str:
     )
 
 
+@pytest.mark.timeout(900)  # on a busy machine BLAS threads wait for each other
 @pytest.mark.weights
 def test_logits_equal_transformers(case: tuple[Golden, LLM]) -> None:
     """Prompt and golden output in one pass: sampled ids, the twenty best in order, and the sum of all."""

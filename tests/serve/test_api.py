@@ -8,6 +8,8 @@ import pytest
 from fake_engine import FakeEngine, refusing
 from serve_http import CHAT, COMPLETIONS, HELLO, check_error, events, make_app, post, send, send_all
 
+from octavo.serve.app import create_app
+
 ANSWER = "<USER>HÉ\n ✓"
 
 
@@ -145,6 +147,15 @@ def test_unknown_parameters_are_named_with_the_nearest_right_one(stream: bool) -
     assert [warning["param"] for warning in found] == ["temprature", "(unprintable name)"]
     assert "did you mean temperature?" in found[0]["message"]
     assert response.headers["x-octavo-warnings"] == "temprature, (unprintable name)"
+
+
+def test_what_changes_nothing_says_so() -> None:
+    found = post(CHAT, {**HELLO, "user": "u-1", "priority": 3}).json()["warnings"]
+    assert [warning["param"] for warning in found] == ["user", "priority"] and "--policy priority" in found[1][
+        "message"
+    ]
+    app = create_app(FakeEngine(), policy="priority")
+    assert "warnings" not in send(app, "POST", CHAT, json={**HELLO, "priority": 3}).json()
 
 
 def test_many_unknown_parameters_are_counted_not_listed() -> None:

@@ -27,9 +27,11 @@ class CopyPlan:
 
     def plan(self, source: int, target: int, undo: UndoLog) -> PageCopy:
         """Plan a copy into the fresh page `target`; the source is not reused while the copy stands."""
+        named = [source]  # all that a rollback may need again
         if source in self._planned:  # itself a copy not made yet: copy from where that comes from
             source = self._planned[source].source
-        ticket = self._allocator.open_ticket("copy", (source,))
+            named.append(source)
+        ticket = self._allocator.open_ticket("copy", named)
         self._planned[target] = _Planned(source, ticket)
         undo.push(lambda: self._undo(target, ticket))
         return PageCopy(source, target)

@@ -73,8 +73,7 @@ class Planner:
         draft.rows = [draft.rows[i] for i in order]
         draft.branches = [draft.branches[i] for i in order]
         left = budget - sum(row.num_scheduled_tokens for row in draft.rows)
-        if not draft.preemptions or not self.roster.running:
-            self._admit(draft, left)
+        self._admit(draft, left)
         draft.copies = list(self.kv.take_copies())
 
     # -- running branches
@@ -272,7 +271,6 @@ class Planner:
         draft: Draft,
         hit: PrefixHit | None = None,
     ) -> None:
-        draft.undo.push(checkpoint(branch))
         start, end = branch.num_resident_tokens, branch.num_resident_tokens + tokens
         self.kv.computing(branch.key, branch.token_ids, draft.undo)
         row = ScheduledRow(

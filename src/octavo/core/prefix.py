@@ -291,7 +291,7 @@ class RadixCache:
         self._release(page)
 
     def _remove(self, leaf: PrefixNode) -> None:
-        """Take a leaf out of the tree; its parent is as recently used as the leaf was."""
+        """Take a leaf out of the tree. Its parent, if a leaf now, is older than any other: next in line."""
         parent = leaf.parent
         if parent is None:
             raise InvariantBroken("a root cannot be removed while it is used")
@@ -299,7 +299,7 @@ class RadixCache:
         leaf.alive = False
         for column in leaf.columns:
             self._disown(column)
-        self._queue.stamp(parent, max(parent.stamp, leaf.stamp))
+        self._queue.settle(parent)
         self._drop_empty_root(parent)
 
     def _disown(self, column: Column) -> None:

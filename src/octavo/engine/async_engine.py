@@ -167,7 +167,7 @@ class AsyncEngine:
         return None
 
     def shutdown(self, timeout: float = 10.0) -> None:
-        """End every request as cancelled, stop the thread, and wait for it. Idempotent."""
+        """Stop the thread and wait for it; whoever still reads gets `EngineStopped`. Idempotent."""
         with self._lock:
             self._stopping = True
             self._inbox.put(lambda: None)  # wakes the thread

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.core.batch import ScheduleDecision, StepResult
-from octavo.core.errors import InvalidInput
+from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.events import TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
@@ -73,6 +73,9 @@ class EngineCore:
         except Exception as error:
             events = self.scheduler.rollback(error, now)
             self.metrics.failed(events, self.clock())
+        except BaseException:  # an interruption passes through, but no step may stay in flight
+            self.scheduler.rollback(OctavoError("the step was interrupted"), now)
+            raise
         else:
             pages = self.kv.usage().pages.referenced
             events = self.scheduler.commit(result, now)

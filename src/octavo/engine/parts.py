@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from octavo.backends import create_backend
@@ -42,7 +43,7 @@ class ModelParts:
     weight_format: str = "fp32"
     weight_bytes: int = 0
 
-    @property
+    @cached_property
     def numerics_id(self) -> str:
         """Equal ids promise equal bytes."""
         return numerics_id(self.backend.name, weight_format=self.weight_format, kv_dtype="fp32", ropes=self.model.ropes)

@@ -25,6 +25,7 @@ MAX_LAYERS = 1024
 MAX_HEADS = 1024
 MAX_HEAD_DIM = 1024
 MAX_EXPERTS = 4096
+MAX_EXPERT_LAYERS = 1 << 16  # experts of all layers: each has three weights with names
 MAX_POSITIONS = 1 << 27
 MIN_FACTOR = 1e-3  # of rope scaling: frequencies stay far from overflow
 
@@ -130,6 +131,7 @@ class ModelConfig:
             ("layer_windows", len(self.layer_windows) == self.num_layers, "needs one window for each layer"),
             ("layer_windows", min(self.layer_windows) >= 0, "a window is 0 (all) or a number of tokens"),
             ("experts_per_token", self.experts_per_token <= self.num_experts, "must not exceed num_experts"),
+            ("num_experts", self.num_experts * self.num_layers <= MAX_EXPERT_LAYERS, "too many for so many layers"),
             ("activation", self.activation in ACTIVATIONS.values(), "supported are silu and gelu_tanh"),
         )
         for name, holds, remedy in rules:

@@ -5,6 +5,7 @@ chunk*   then one chunk with a finish reason per choice   then usage, if asked f
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -76,7 +77,9 @@ async def stream_events(
         yield event(chunk)
     async with aclosing(run(engine, reply.job, metrics)) as deltas:
         async for index, delta in deltas:
-            answer = piece(index, delta)
+            # the prompt's logprobs come at once, and may be many
+            large = delta.prompt_logprobs is not None
+            answer = await asyncio.to_thread(piece, index, delta) if large else piece(index, delta)
             if answer is None:
                 continue
             answer.usage = reply.job.usage() if continuous else None if with_usage else UNSET

@@ -32,7 +32,7 @@ from octavo.serve.chat import chat_events, chat_whole
 from octavo.serve.completions import completion_events, completion_whole
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, invalid
-from octavo.serve.generate import Job
+from octavo.serve.generate import Job, collect
 from octavo.serve.metrics import Metrics
 from octavo.serve.names import Warnings, decode_request
 from octavo.serve.params import sampling_params
@@ -44,21 +44,27 @@ from octavo.serve.sse import EventStream, until_disconnect
 __all__ = ["create_app"]
 
 _Result = TypeVar("_Result")
+_Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _TEXT_THREADS = 2
+_NO_PRIORITY = "priority had no effect: start the server with --policy priority to have it honoured."
 _log = logging.getLogger(__name__)
 
 
-def create_app(engine: EnginePort, config: ServeConfig | None = None) -> Starlette:
-    """The application over one running engine. The engine is started and closed by whoever made it."""
-    return Server(engine, config or ServeConfig()).app()
+def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy: str = "fcfs") -> Starlette:
+    """The application over one running engine, which whoever made it also closes.
+
+    `policy` is the engine's order of service: without "priority", a request's priority is answered with a warning.
+    """
+    return Server(engine, config or ServeConfig(), policy).app()
 
 
 class Server:
     """The state of one application: engine, limits, metrics, places, text threads."""
 
-    def __init__(self, engine: EnginePort, config: ServeConfig) -> None:
+    def __init__(self, engine: EnginePort, config: ServeConfig, policy: str) -> None:
         self.engine = engine
+        self.policy = policy
         self.config = config
         self.model = config.served_model_name or engine.model_name
         self.metrics = Metrics(engine, self.model)
@@ -112,17 +118,26 @@ class Server:
 
     async def completions(self, request: Request) -> Any:
         """POST /v1/completions."""
-        body, warnings = decode_request(await read_json(request, self.config), CompletionRequest)
-        self._check(body)
-        order = _Order(body, count_prompts(body, self.config), warnings, "cmpl", "prompt")
+        body, params, warnings = await self._understood(request, CompletionRequest)
+        order = _Order(body, params, count_prompts(body, self.config), warnings, "cmpl", "prompt")
         return await self._serve(request, order, encode_prompts, completion_events, completion_whole)
 
     async def chat(self, request: Request) -> Any:
         """POST /v1/chat/completions."""
-        body, warnings = decode_request(await read_json(request, self.config), ChatRequest)
-        self._check(body)
-        order = _Order(body, 1, warnings, "chatcmpl", "messages")
+        body, params, warnings = await self._understood(request, ChatRequest)
+        order = _Order(body, params, 1, warnings, "chatcmpl", "messages")
         return await self._serve(request, order, encode_chat_prompt, chat_events, chat_whole)
+
+    async def _understood(self, request: Request, kind: type[_Body]) -> tuple[_Body, SamplingParams, Warnings]:
+        """The typed body, its sampling parameters, and the warnings about it. In a thread: lists may be long."""
+        raw = await read_json(request, self.config)
+
+        def understand() -> tuple[_Body, SamplingParams, Warnings]:
+            body, warnings = decode_request(raw, kind)
+            self._check(body)
+            return body, sampling_params(body, self.config, self.engine.vocab_size), warnings
+
+        return await self.in_thread(understand)
 
     def _check(self, body: GenerationRequest) -> None:
         """Refuse a model that is not served here, and work for an engine that does not move."""
@@ -136,27 +151,29 @@ class Server:
 
     async def _serve(self, http: Request, order: _Order, encode: Any, events: Any, whole: Any) -> Any:
         """Hold a place, make token ids, and run the engine while the client is there: as a stream, or whole."""
-        params = sampling_params(order.body, self.config, self.engine.vocab_size)
+        params = order.params
         sequences = order.num_prompts * params.n
         if sequences > self.config.max_prompts:
             raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
+        if order.body.priority and self.policy != "priority":
+            order.warnings.append({"param": "priority", "message": _NO_PRIORITY})
         request_id = _request_id(http, order.body)
         with ExitStack() as places:
             places.enter_context(self.admission.enter(request_id, sequences))
             prompts = await self.in_thread(encode, order.body, self.engine, self.config)
             fit_context(prompts, params, self.engine, order.param)
-            reply = self._reply(order, request_id, prompts, params)
+            reply = self._reply(order, request_id, prompts)
             if order.body.stream:
                 stream = events(self.engine, reply, self.metrics)
                 return EventStream(stream, reply.headers(), self.config.stall_timeout, places.pop_all().close)
-            answer = await until_disconnect(http, whole(self.engine, reply, self.metrics))
-            return _json(answer, reply.headers())
+            choices = await until_disconnect(http, collect(self.engine, reply.job, self.metrics))
+            return await self.in_thread(lambda: _json(whole(self.engine, reply, choices), reply.headers()))
 
-    def _reply(self, order: _Order, request_id: str, prompts: Sequence[Prompt], params: SamplingParams) -> Reply:
+    def _reply(self, order: _Order, request_id: str, prompts: Sequence[Prompt]) -> Reply:
         job = Job(
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
             prompts=prompts,
-            params=params,
+            params=order.params,
             timeout=self.config.request_timeout,
             priority=order.body.priority or 0,
             cache_salt=order.body.cache_salt or "",
@@ -221,6 +238,7 @@ class _Order:
     """A decoded body and what distinguishes its endpoint."""
 
     body: Any
+    params: SamplingParams
     num_prompts: int
     warnings: Warnings
     prefix: str

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
 from octavo.serve.answers import Reply, extras, stream_events
-from octavo.serve.generate import Choice, collect
+from octavo.serve.generate import Choice
 from octavo.serve.logprobs import chat_logprobs, prompt_logprobs
 from octavo.serve.metrics import Metrics
 from octavo.serve.port import Delta, EnginePort
@@ -19,9 +19,8 @@ __all__ = ["chat_events", "chat_whole"]
 _WHOLE, _CHUNK = "chat.completion", "chat.completion.chunk"
 
 
-async def chat_whole(engine: EnginePort, reply: Reply, metrics: Metrics) -> ChatResponse:
-    """The whole answer. Raises ``ApiError``."""
-    choices = await collect(engine, reply.job, metrics)
+def chat_whole(engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> ChatResponse:
+    """The whole answer. Costs what its logprobs cost: call it in a thread."""
     return ChatResponse(
         **reply.signature(_WHOLE),
         choices=[_whole(engine, reply, index, choice) for index, choice in enumerate(choices)],

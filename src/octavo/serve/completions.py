@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.core.batch import TokenLogprobs
 from octavo.serve.answers import Reply, extras, stream_events
-from octavo.serve.generate import Choice, collect
+from octavo.serve.generate import Choice
 from octavo.serve.logprobs import completion_logprobs, prompt_logprobs, token_text
 from octavo.serve.metrics import Metrics
 from octavo.serve.port import Delta, EnginePort
@@ -19,9 +19,8 @@ __all__ = ["completion_events", "completion_whole"]
 _KIND = "text_completion"
 
 
-async def completion_whole(engine: EnginePort, reply: Reply, metrics: Metrics) -> CompletionResponse:
-    """The whole answer. Raises ``ApiError``."""
-    choices = await collect(engine, reply.job, metrics)
+def completion_whole(engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> CompletionResponse:
+    """The whole answer. Costs what its logprobs cost: call it in a thread."""
     return CompletionResponse(
         **reply.signature(_KIND),
         choices=[_whole(engine, reply, index, choice) for index, choice in enumerate(choices)],

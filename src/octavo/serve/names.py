@@ -49,6 +49,9 @@ _TEXT_ONLY = "this model reads and writes text only; leave it out"
 _NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
 _NO_THINKING = "this model has no reasoning to control; leave it out"
 
+# labels that clients send along and that change no answer
+_LABELS = ("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+
 # name -> (values that ask for nothing, why it is refused and what to do)
 _UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "tools": (_empty, _NO_TOOLS),
@@ -132,6 +135,8 @@ def _warnings(unknown: list[str], fields: Iterable[str]) -> Warnings:
 
 def _unknown_warning(name: str, fields: Iterable[str]) -> dict[str, str]:
     shown = safe_name(name)
+    if name in _LABELS:
+        return {"param": name, "message": f"{name} is a label that this server does not use; it had no effect."}
     near = difflib.get_close_matches(name[:64], [*fields, *_ALIASES], n=1, cutoff=0.7)
     hint = f"; did you mean {near[0]}?" if near else "."
     return {"param": shown, "message": f"{shown} is unknown here and had no effect{hint}"}

@@ -7,10 +7,12 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from octavo.core.errors import InvalidInput
 from octavo.engine.async_engine import AsyncEngine
@@ -50,14 +52,15 @@ async def _serve(
     engine = await _loaded(engine_config, say, stop)
     if engine is None:
         return
+    url = _url(listener)
     try:
-        server = _Server(_uvicorn_config(engine, config))
+        server = _Server(_uvicorn_config(create_app(engine, config, policy=engine_config.policy), config))
         stop.then(server.stop)
         task = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started and not task.done():
             await asyncio.sleep(0.01)
-        if server.started:
-            say(f"Octavo serves {config.served_model_name or engine.model_name} at {_url(listener)} (Ctrl-C stops it)")
+        if server.started and not server.should_exit:
+            say(f"Octavo serves {config.served_model_name or engine.model_name} at {url} (Ctrl-C stops it)")
         await task
     finally:
         await asyncio.to_thread(engine.shutdown)
@@ -78,13 +81,15 @@ async def _loaded(config: EngineConfig, say: Callable[[str], None], stop: _Stop)
 
 def _load(config: EngineConfig, say: Callable[[str], None], result: asyncio.Future[AsyncEngine]) -> None:
     """In a thread: load, and hand over what came of it."""
-    loop = result.get_loop()
+    hand_over: Callable[[], None]
     try:
         engine = AsyncEngine.load(config, say=say)
     except BaseException as error:
-        loop.call_soon_threadsafe(result.set_exception, error)
+        hand_over = partial(result.set_exception, error)
     else:
-        loop.call_soon_threadsafe(result.set_result, engine)
+        hand_over = partial(result.set_result, engine)
+    with suppress(RuntimeError):  # the loop is closed: a signal came first, and nobody waits
+        result.get_loop().call_soon_threadsafe(hand_over)
 
 
 class _Stop:
@@ -121,9 +126,9 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-def _uvicorn_config(engine: AsyncEngine, config: ServeConfig) -> uvicorn.Config:
+def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(engine, config),
+        app,
         http=BoundedConnection,
         lifespan="on",
         log_level=config.log_level,
