@@ -1,0 +1,229 @@
+// Paged attention and the page layouts: against a double-precision definition on what the pages hold, and bit by bit
+// against itself whatever the tile, the chunking and the page size.
+#include "attention_fixture.h"
+
+using namespace check;
+using octavo::Kernels;
+
+namespace {
+
+const char* kTypes[] = {"fp32", "bf16", "int8"};
+const double kTolerance[] = {3e-6, 1.2e-2, 2.5e-2};  // bf16 and int8 round queries and probabilities
+
+// Positions whose K/V row `row` sees, in order.
+std::vector<int64_t> seen(const Query& q, int64_t row) {
+  std::vector<int64_t> slots;
+  int64_t depth = row;
+  if (!q.parents.empty()) {
+    for (int64_t r = row; r >= 0; r = q.parents[size_t(r)]) slots.insert(slots.begin(), q.pos0 + r);
+    depth = int64_t(slots.size()) - 1;
+  }
+  const int64_t position = q.pos0 + depth, first = q.window ? std::max<int64_t>(0, position - q.window + 1) : 0;
+  std::vector<int64_t> all;
+  for (int64_t p = 0; p <= position; p++) all.push_back(p < q.pos0 || q.parents.empty() ? p : slots[size_t(p - q.pos0)]);
+  return {all.begin() + first, all.end()};
+}
+
+void oracle_row(const Query& q, const Sequence& s, const std::vector<int64_t>& slots, int64_t row, int64_t g, double* out) {
+  std::vector<double> score;
+  double top = q.sinks.empty() ? -1e300 : q.sinks[size_t(g)], sum = 0;
+  for (int64_t p : slots) {
+    double dot = 0;
+    for (int64_t d = 0; d < s.dim; d++) dot += double(q.q[size_t((row * q.group + g) * s.dim + d)]) * s.k[size_t(p * s.dim + d)];
+    dot *= q.scale;
+    if (q.soft_cap > 0) dot = q.soft_cap * tanh(dot / q.soft_cap);
+    score.push_back(dot);
+    top = std::max(top, dot);
+  }
+  std::fill(out, out + s.dim, 0.0);
+  if (!q.sinks.empty()) sum = exp(q.sinks[size_t(g)] - top);
+  for (size_t i = 0; i < slots.size(); i++) {
+    const double w = exp(score[i] - top);
+    sum += w;
+    for (int64_t d = 0; d < s.dim; d++) out[d] += w * s.v[size_t(slots[i] * s.dim + d)];
+  }
+  for (int64_t d = 0; d < s.dim; d++) out[d] /= sum;
+}
+
+double worst_error(const Query& q, const Sequence& s, const std::vector<float>& out) {
+  std::vector<double> want(size_t(s.dim));
+  double worst = 0;
+  for (int64_t row = 0; row < q.rows; row++) {
+    const std::vector<int64_t> slots = seen(q, row);
+    for (int64_t g = 0; g < q.group; g++) {
+      oracle_row(q, s, slots, row, g, want.data());
+      for (int64_t d = 0; d < s.dim; d++) {
+        const double e = fabs(want[size_t(d)] - out[size_t((row * q.group + g) * s.dim + d)]);
+        worst = e <= worst ? worst : e;  // a NaN stays
+      }
+    }
+  }
+  return worst;
+}
+
+struct Case {
+  int32_t type, page_size, dim, group;
+  int64_t rows, pos0;
+};
+
+Case random_case(Random& random, int32_t type) {
+  const int32_t dims[] = {4, 8, 16, 64, 64, 80, 96, 128, 256}, pages[] = {16, 32, 64, 128}, groups[] = {1, 2, 3, 4, 7};
+  Case c = {type, pages[random.below(4)], dims[random.below(9)], groups[random.below(5)], 0, 0};
+  c.rows = random.below(3) == 0 ? random.between(2, 70) : 1;
+  c.pos0 = random.below(4) == 0 ? 0 : random.below(random.below(3) == 0 ? 1200 : 200);
+  return c;
+}
+
+void random_attributes(Random& random, Query& q) {
+  const int32_t windows[] = {0, 0, 1, 7, 63, 64, 65, 200, 512};
+  q.window = windows[random.below(9)];
+  if (random.below(3) == 0) q.soft_cap = 3.0f;
+  if (random.below(3) == 0)
+    for (int i = 0; i < q.group; i++) q.sinks.push_back(random.uniform() * 3);
+}
+
+// Pages that no row of the query may look at are gone.
+void free_behind_window(Pages& pages, const Query& q) {
+  if (!q.window) return;
+  for (int64_t p = 0; (p + 1) * pages.kv.page_size <= q.pos0 - q.window + 1; p++) pages.table[size_t(p)] = -1;
+}
+
+void test_oracle(const Kernels* k, Random& random) {
+  for (int i = 0; i < 60; i++) {
+    const Case c = random_case(random, i % 3);
+    const int64_t end = c.pos0 + c.rows;
+    Pages pages(k, random, c.type, c.page_size, 2, c.dim, end + random.below(40));
+    const Sequence s(random, end, c.dim);
+    for (int64_t p = 0; p < end; p++) pages.write(s, p, p, 1);
+    Query q(random, c.rows, c.pos0, c.group, c.dim, 4);
+    random_attributes(random, q);
+    const Sequence stored = pages.stored(1);
+    free_behind_window(pages, q);
+    const double e = worst_error(q, stored, attend(pages, q, 1));
+    if (!CHECK(e <= kTolerance[c.type]))
+      printf("  %s %s page %d dim %d group %d rows %ld at %ld window %d cap %g sinks %zu: error %g\n", k->name, kTypes[c.type], c.page_size,
+             c.dim, c.group, long(c.rows), long(c.pos0), q.window, double(q.soft_cap), q.sinks.size(), e);
+  }
+}
+
+// The whole, one token at a time, cut anywhere, in every page size: the same bits.
+void test_bits(const Kernels* k, Random& random) {
+  for (int i = 0; i < 18; i++) {
+    Case c = random_case(random, i % 3);
+    c.rows = random.between(2, i < 3 ? 512 : 90);
+    const int64_t end = c.pos0 + c.rows, width = c.group * c.dim;
+    const Sequence s(random, end, c.dim);
+    Query q(random, c.rows, c.pos0, c.group, c.dim, 4);
+    random_attributes(random, q);
+    std::vector<float> whole;
+    for (int32_t size : {32, 16, 64, 128}) {
+      Pages pages(k, random, c.type, size, 2, c.dim, end);
+      for (int64_t p = 0; p < end; p++) pages.write(s, p, p, 1);
+      free_behind_window(pages, q);
+      std::vector<float> out = attend(pages, q, 1);
+      if (whole.empty()) whole = out;
+      CHECK(!memcmp(out.data(), whole.data(), out.size() * 4));
+      std::fill(out.begin(), out.end(), 0.0f);
+      for (int64_t r0 = 0, r1; r0 < c.rows; r0 = r1) {
+        r1 = std::min(c.rows, r0 + (size == 32 ? 1 : random.between(1, 80)));
+        attend(pages, q, 1, r0, r1, out.data() + r0 * width);
+      }
+      if (!CHECK(!memcmp(out.data(), whole.data(), out.size() * 4)))
+        printf("  %s %s page %d dim %d group %d rows %ld at %ld window %d\n", k->name, kTypes[c.type], size, c.dim, c.group, long(c.rows),
+               long(c.pos0), q.window);
+    }
+  }
+}
+
+// A row is the same in a step that has written only up to it and in one that has written more, NaN included.
+void test_later_positions(const Kernels* k, Random& random) {
+  for (int32_t type = 0; type < 3; type++) {
+    const int64_t dim = 64, end = 150;
+    Sequence s(random, end, dim);
+    for (int64_t p = 100; p < end; p++) s.k[size_t(p * dim + 3)] = s.v[size_t(p * dim + 5)] = NAN;
+    Pages pages(k, random, type, 32, 1, int32_t(dim), end);
+    for (int64_t p = 0; p < 100; p++) pages.write(s, p, p, 0);
+    Query q(random, end, 0, 3, dim, 4);
+    std::vector<float> before(q.q.size()), after;
+    attend(pages, q, 0, 0, 100, before.data());
+    for (int64_t p = 100; p < end; p++) pages.write(s, p, p, 0);
+    after = attend(pages, q, 0);
+    CHECK(!memcmp(before.data(), after.data(), size_t(100 * 3 * dim * 4)));
+    CHECK(std::none_of(before.begin(), before.begin() + 100 * 3 * dim, [](float x) { return x != x; }));
+    CHECK(std::all_of(after.begin() + 100 * 3 * dim, after.end(), [](float x) { return x != x; }));  // what is seen is seen
+  }
+}
+
+// A tree row equals the last token of the chain of its ancestors.
+void test_tree(const Kernels* k, Random& random) {
+  for (int i = 0; i < 9; i++) {
+    Case c = random_case(random, i % 3);
+    c.rows = random.between(2, 24);
+    const int64_t end = c.pos0 + c.rows, width = c.group * c.dim;
+    const Sequence s(random, end, c.dim);
+    Pages pages(k, random, c.type, c.page_size, 1, c.dim, end);
+    for (int64_t p = 0; p < end; p++) pages.write(s, p, p, 0);
+    Query q(random, c.rows, c.pos0, c.group, c.dim, 4);
+    random_attributes(random, q);
+    for (int32_t r = 0; r < c.rows; r++) q.parents.push_back(int32_t(random.below(r + 1)) - 1);
+    const Sequence stored = pages.stored(0);
+    const std::vector<float> out = attend(pages, q, 0);
+    CHECK(worst_error(q, stored, out) <= kTolerance[c.type]);
+    for (int64_t row = 0; row < c.rows; row++) {
+      Query chain = q;
+      std::vector<int64_t> path;
+      for (int64_t r = row; r >= 0; r = q.parents[size_t(r)]) path.insert(path.begin(), r);
+      Pages straight(k, random, c.type, 64, 1, c.dim, end);
+      for (int64_t p = 0; p < c.pos0; p++) straight.write(s, p, p, 0);
+      for (size_t d = 0; d < path.size(); d++) straight.write(s, c.pos0 + path[d], c.pos0 + int64_t(d), 0);
+      chain.parents.clear();
+      chain.pos0 += int64_t(path.size()) - 1 - row;
+      std::vector<float> one(size_t(width), 0.0f);
+      attend(straight, chain, 0, row, row + 1, one.data());
+      CHECK(!memcmp(one.data(), &out[size_t(row * width)], size_t(width * 4)));
+    }
+  }
+}
+
+// Pages return what was written, to the rounding of their type; sizes that cannot be are refused.
+void test_pages(const Kernels* k, Random& random) {
+  for (int32_t type = 0; type < 3; type++)
+    for (int32_t dim : {4, 20, 64, 256}) {
+      Sequence s(random, 64, dim);
+      for (int32_t d = 0; d < dim; d++) s.k[size_t(dim + d)] = s.v[size_t(dim + d)] = 0;
+      Pages pages(k, random, type, 32, 2, dim, 64);
+      std::vector<int64_t> order(64);
+      for (int64_t p = 0; p < 64; p++) order[size_t(p)] = p * 37 % 64;
+      for (int64_t p : order) pages.write(s, p, p, 0), pages.write(s, 63 - p, p, 1);
+      const Sequence got = pages.stored(0);
+      const double step = type == 0 ? 0 : type == 1 ? 1.0 / 512 : 0.5 / 127 + 1e-6;
+      bool ok = true;
+      for (size_t i = 0; i < s.k.size(); i++) ok = ok && fabs(got.k[i] - s.k[i]) <= step && fabs(got.v[i] - s.v[i]) <= step;
+      CHECK(ok);
+    }
+  octavo::KV kv = {};
+  kv.type = 1, kv.page_size = 32, kv.kv_heads = 1, kv.dim = 64;
+  CHECK(k->kv_layout(&kv) == 2 * 32 * 64 * 2);
+  kv.page_size = 48;
+  CHECK(k->kv_layout(&kv) == -1);
+  kv.page_size = 32, kv.dim = 257;
+  CHECK(k->kv_layout(&kv) == -1);
+  kv.dim = 64, kv.type = 3;
+  CHECK(k->kv_layout(&kv) == -1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const Kernels* k : tables(argc > 1 ? argv[1] : nullptr)) {
+    Random random(7);
+    const long before = failures;
+    test_pages(k, random);
+    test_oracle(k, random);
+    test_bits(k, random);
+    test_later_positions(k, random);
+    test_tree(k, random);
+    if (failures > before) printf("%s: %ld failed\n", k->name, failures - before);
+  }
+  return finish("test_attention");
+}
