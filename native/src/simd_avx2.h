@@ -90,8 +90,8 @@ INL void v_store_s8(int8_t* p, vi a) { __m128i h = narrow16(a, true); _mm_storel
 #define V_FENCE(c) asm volatile("" : "+x"(c)::"memory")
 #define MEMORY_FENCE() asm volatile("" ::: "memory")
 #define PREFETCH_LINE(p) _mm_prefetch((const char*)(p), _MM_HINT_T1)
-constexpr int MAX_TILE = 4;
-constexpr int pass_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
+constexpr int MAX_TILE = 4, MAX_W8_TILE = 4, MAX_BF16_TILE = 4;
+constexpr int pass_vectors(int rows) { return rows == 1 ? 4 : 2; }
 constexpr bool tile_in_registers(int) { return false; }
 
 INL vi i_bc4(const uint8_t* p) { int32_t v; memcpy(&v, p, 4); return _mm256_set1_epi32(v); }
@@ -115,7 +115,12 @@ INL vi dot_u4(vi acc, u4_t w, vi a) { return dot_w8(acc, w, a); }
 #define W8_FROM_ZERO 1
 struct w8_t { vi w; };
 INL w8_t w8_load(const uint8_t* p) { return {_mm256_xor_si256(load_half_line(p), _mm256_set1_epi8((char)128))}; }
-INL vi dot_u4(vi acc, u4_t w, vi a) { return i_add(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1))); }
+alignas(32) static const int16_t ONES[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};  // from memory: registers are short
+INL vi dot_u4(vi acc, u4_t w, vi a) {
+  vi t;
+  asm("vpmaddubsw %3, %2, %1\n\tvpmaddwd %4, %1, %1\n\tvpaddd %1, %0, %0" : "+x"(acc), "=&x"(t) : "x"(w), "x"(a), "m"(ONES));
+  return acc;
+}
 INL vi dot_w8(vi acc, w8_t w, vi a) { return dot_u4(acc, _mm256_abs_epi8(w.w), _mm256_sign_epi8(a, w.w)); }
 #endif
 
@@ -127,9 +132,9 @@ INL w16_t w16_load(const uint8_t* p) {
   return {v_from_bits(_mm256_slli_epi32(v, 16)), v_from_bits(_mm256_and_si256(v, i_set((int32_t)0xffff0000)))};
 }
 INL a16_t a16_bc(const uint8_t* p) { float v[2]; memcpy(v, p, 8); return {v_set(v[0]), v_set(v[1])}; }
-INL vf dot_b16(vf acc, w16_t w, a16_t a) { return v_fma(w.lo, a.lo, v_fma(w.hi, a.hi, acc)); }
 INL vf v_bc(const uint8_t* p) { return _mm256_broadcast_ss((const float*)p); }
-INL vf dot_f32(vf acc, vf w, vf a) { return v_fma(w, a, acc); }
+INL vf dot_f32(vf acc, vf w, vf a) { asm("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(w), "x"(a)); return acc; }
+INL vf dot_b16(vf acc, w16_t w, a16_t a) { return dot_f32(dot_f32(acc, w.hi, a.hi), w.lo, a.lo); }
 
 }  // namespace mm
 }  // namespace

@@ -72,7 +72,7 @@ INL void v_store_s8(int8_t* p, vi a) { _mm_storeu_si128((__m128i*)p, _mm512_cvts
 #define V_FENCE(c) asm volatile("" : "+v"(c)::"memory")
 #define MEMORY_FENCE() asm volatile("" ::: "memory")
 #define PREFETCH_LINE(p) _mm_prefetch((const char*)(p), _MM_HINT_T1)
-constexpr int MAX_TILE = 6;
+constexpr int MAX_TILE = 6;                // rows of a tile
 constexpr int pass_vectors(int) { return 4; }
 constexpr bool tile_in_registers(int rows) { return rows <= 2; }
 
@@ -89,6 +89,7 @@ template <int I> INL vf u4_value(const uint8_t* p) {
 #ifdef __AVX512VNNI__
 // Inline assembly: with intrinsics GCC keeps two copies of each accumulator of a grouped tile and stores one in every K-step.
 #define W8_FROM_ZERO 0
+constexpr int MAX_W8_TILE = 6;
 typedef vi w8_t;
 INL w8_t w8_load(const uint8_t* p) { return load_line(p); }
 INL vi dot_w8(vi acc, w8_t w, vi a) { asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a)); return acc; }
@@ -96,17 +97,26 @@ INL vi dot_u4(vi acc, u4_t w, vi a) { return dot_w8(acc, w, a); }
 #else
 // |w| * (sign of w) a through the 16-bit pair sums, which stay below 2 * 128 * 127 < 2^15: exact.
 #define W8_FROM_ZERO 1
+constexpr int MAX_W8_TILE = 4;
 struct w8_t { vi mag; __mmask64 neg; };
 INL w8_t w8_load(const uint8_t* p) {
   vi w = _mm512_xor_si512(load_line(p), _mm512_set1_epi8((char)128));
   return {_mm512_abs_epi8(w), _mm512_movepi8_mask(w)};
 }
-INL vi dot_u4(vi acc, u4_t w, vi a) { return i_add(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, a), _mm512_set1_epi16(1))); }
+INL vi dot_u4(vi acc, u4_t w, vi a) {
+  vi t;
+  asm("vpmaddubsw %3, %2, %1\n\tvpmaddwd %4, %1, %1\n\tvpaddd %1, %0, %0" : "+v"(acc), "=&v"(t) : "v"(w), "v"(a), "v"(_mm512_set1_epi16(1)));
+  return acc;
+}
 INL vi dot_w8(vi acc, w8_t w, vi a) { return dot_u4(acc, w.mag, _mm512_mask_sub_epi8(a, w.neg, _mm512_setzero_si512(), a)); }
 #endif
 
+INL vf v_bc(const uint8_t* p) { float v; memcpy(&v, p, 4); return v_set(v); }
+INL vf dot_f32(vf acc, vf w, vf a) { asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a)); return acc; }
+
 #ifdef __AVX512BF16__
 #define BF16_ACT_FLOAT 0
+constexpr int MAX_BF16_TILE = 6;
 typedef vi w16_t;
 typedef vi a16_t;
 INL w16_t w16_load(const uint8_t* p) { return load_line(p); }
@@ -119,6 +129,7 @@ INL void store_pair(uint8_t* p, vf lo, vf hi) {
 }
 #else
 #define BF16_ACT_FLOAT 1
+constexpr int MAX_BF16_TILE = 4;
 struct w16_t { vf lo, hi; };
 struct a16_t { vf lo, hi; };
 INL w16_t w16_load(const uint8_t* p) {
@@ -126,10 +137,8 @@ INL w16_t w16_load(const uint8_t* p) {
   return {v_from_bits(_mm512_slli_epi32(v, 16)), v_from_bits(_mm512_and_si512(v, i_set((int32_t)0xffff0000)))};
 }
 INL a16_t a16_bc(const uint8_t* p) { float v[2]; memcpy(v, p, 8); return {v_set(v[0]), v_set(v[1])}; }
-INL vf dot_b16(vf acc, w16_t w, a16_t a) { return v_fma(w.lo, a.lo, v_fma(w.hi, a.hi, acc)); }
+INL vf dot_b16(vf acc, w16_t w, a16_t a) { return dot_f32(dot_f32(acc, w.hi, a.hi), w.lo, a.lo); }
 #endif
-INL vf v_bc(const uint8_t* p) { float v; memcpy(&v, p, 4); return v_set(v); }
-INL vf dot_f32(vf acc, vf w, vf a) { asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a)); return acc; }
 
 }  // namespace mm
 }  // namespace

@@ -81,7 +81,7 @@ INL void v_store_s8(int8_t* p, vi a) { *p = (int8_t)(a < -128 ? -128 : a > 127 ?
 #define V_FENCE(c) (void)0    // keeps the compiler from moving an epilogue's work across rows
 #define MEMORY_FENCE() (void)0
 #define PREFETCH_LINE(p) __builtin_prefetch(p, 0, 2)
-constexpr int MAX_TILE = 4;                       // rows of a tile
+constexpr int MAX_TILE = 4, MAX_W8_TILE = 4, MAX_BF16_TILE = 4;  // rows of a tile
 constexpr int pass_vectors(int) { return 16; }    // vectors of a row held at once
 constexpr bool tile_in_registers(int) { return false; }
 

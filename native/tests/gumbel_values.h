@@ -6,7 +6,7 @@ struct GumbelRow {
   uint64_t seed;
   uint32_t choice, index, purpose;
   uint32_t first[8];  // float bits
-  uint64_t hash;      // FNV-1a over the words of 3001 ids
+  uint64_t hash;  // FNV-1a over the words of 3001 ids
 };
 constexpr int64_t kGumbelLength = 3001;
 constexpr GumbelRow kGumbelRows[] = {
