@@ -17,6 +17,8 @@ constexpr int PIECES = 64 / PIECE;
 
 typedef float pf __attribute__((vector_size(PIECE)));
 typedef int32_t pi __attribute__((vector_size(PIECE)));
+typedef float pf_any __attribute__((vector_size(PIECE), aligned(1), may_alias));  // at any address
+typedef int32_t pi_any __attribute__((vector_size(PIECE), aligned(1), may_alias));
 
 struct vf {
   pf p[PIECES];
@@ -48,19 +50,11 @@ VM_INL vf operator-(vf a, vf b) { VM_EACH(vf, a.p[i] - b.p[i]); }
 VM_INL vf operator*(vf a, vf b) { VM_EACH(vf, a.p[i] * b.p[i]); }
 VM_INL vf operator/(vf a, vf b) { VM_EACH(vf, a.p[i] / b.p[i]); }
 
-VM_INL vf vload(const float* p) {
-  vf r;
-  memcpy(&r, p, sizeof r);
-  return r;
-}
-VM_INL void vstore(float* p, vf v) { memcpy(p, &v, sizeof v); }
+VM_INL vf vload(const float* p) { VM_EACH(vf, ((const pf_any*)p)[i]); }
+VM_INL void vstore(float* p, vf v) { VM_UNROLL for (int i = 0; i < PIECES; i++) ((pf_any*)p)[i] = v.p[i]; }
 VM_INL vf vset1(float x) { VM_EACH(vf, piece1(x)); }
-VM_INL vi vloadi(const void* p) {
-  vi r;
-  memcpy(&r, p, sizeof r);
-  return r;
-}
-VM_INL void vstorei(void* p, vi v) { memcpy(p, &v, sizeof v); }
+VM_INL vi vloadi(const void* p) { VM_EACH(vi, ((const pi_any*)p)[i]); }
+VM_INL void vstorei(void* p, vi v) { VM_UNROLL for (int i = 0; i < PIECES; i++) ((pi_any*)p)[i] = v.p[i]; }
 VM_INL vi vset1i(int32_t x) { VM_EACH(vi, piece1i(x)); }
 VM_INL vf vfma(vf a, vf b, vf c) { VM_EACH(vf, piece_fma(a.p[i], b.p[i], c.p[i])); }
 VM_INL vf vmax(vf a, vf b) { VM_EACH(vf, a.p[i] > b.p[i] ? a.p[i] : b.p[i]); }  // b where either is NaN
@@ -78,9 +72,10 @@ VM_INL vi vround(vf a) { VM_EACH(vi, (pi)(a.p[i] + piece1(ROUNDER)) - (pi)piece1
 
 // Lanes first <= i < last.
 VM_INL vm vrange(int64_t first, int64_t last) {
-  alignas(64) int32_t m[LANES];
-  for (int i = 0; i < LANES; i++) m[i] = i >= first && i < last ? -1 : 0;
-  return vloadi(m);
+  static const int32_t lane[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const pi low = piece1i((int32_t)(first < 0 ? 0 : first > LANES ? LANES : first));
+  const pi high = piece1i((int32_t)(last < 0 ? 0 : last > LANES ? LANES : last));
+  VM_EACH(vm, (pi)(((const pi_any*)lane)[i] >= low) & (pi)(((const pi_any*)lane)[i] < high));
 }
 VM_INL vm vnot_less(vf a, vf b) { VM_EACH(vm, ~(pi)(a.p[i] < b.p[i])); }
 VM_INL vm vgreater(vf a, vf b) { VM_EACH(vm, (pi)(a.p[i] > b.p[i])); }
@@ -124,19 +119,27 @@ VM_INL vf vexp2(vf x) {
 VM_INL vf vexp2_small(vf x) { return vselect(vnot_less(x, vset1(EXP2_MIN)), vexp2(x), vset1(0.0f)); }
 
 // ((lane i + lane i + 8) + ... + 4) + ... + 2) + ... + 1, on every instruction set
+#define VM_ADD(a, b) ((a) + (b))
+#define VM_MAX(a, b) ((a) > (b) ? (a) : (b))
+#if defined(__AVX2__)
+#define VM_QUARTER(op)                                                            \
+  const pf h = op(v.p[0], v.p[1]);                                                \
+  typedef float quarter __attribute__((vector_size(16)));                         \
+  const quarter lo = (quarter)_mm256_castps256_ps128((__m256)h), hi = (quarter)_mm256_extractf128_ps((__m256)h, 1); \
+  const quarter q = op(lo, hi)
+#else
+#define VM_QUARTER(op)                                                            \
+  const pf lo = op(v.p[0], v.p[2]), hi = op(v.p[1], v.p[3]);                      \
+  const pf q = op(lo, hi)
+#endif
 VM_INL float vsum(vf v) {
-  alignas(64) float a[LANES];
-  vstore(a, v);
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) a[i] = a[i] + a[i + half];
-  return a[0];
+  VM_QUARTER(VM_ADD);
+  return (q[0] + q[2]) + (q[1] + q[3]);
 }
 VM_INL float vmax_lane(vf v) {
-  alignas(64) float a[LANES];
-  vstore(a, v);
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) a[i] = a[i] > a[i + half] ? a[i] : a[i + half];
-  return a[0];
+  VM_QUARTER(VM_MAX);
+  const float even = VM_MAX(q[0], q[2]), odd = VM_MAX(q[1], q[3]);
+  return VM_MAX(even, odd);
 }
 
 }  // namespace wide

@@ -1,0 +1,137 @@
+// Micro benchmark of attention, one thread: decode in GB/s of K and V, prefill in GFLOP/s and as a share of the machine's
+// dot peak, noise and row kernels in ns. Sizes of SmolLM2-135M: 9 query heads on 3 kv heads of 64.
+#include <time.h>
+
+#include "attention_fixture.h"
+
+using namespace check;
+using octavo::Kernels;
+
+namespace {
+
+constexpr int32_t kDim = 64, kGroup = 3, kHeads = 3;
+
+double now() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+template <class F>
+double best(int tries, F f) {
+  double least = 1e9;
+  for (int i = 0; i < tries; i++) {
+    const double t = now();
+    f();
+    least = std::min(least, now() - t);
+  }
+  return least;
+}
+
+#if defined(__x86_64__)
+#define D1(d) "vdpbf16ps %%zmm30,%%zmm31,%%zmm" #d "\n\t"
+#define D8(a, b, c, d, e, f, g, h) D1(a) D1(b) D1(c) D1(d) D1(e) D1(f) D1(g) D1(h)
+__attribute__((target("avx512f"), noinline)) void dots24(long rounds) {
+  asm volatile("vpxord %%zmm30,%%zmm30,%%zmm30\n\tvpxord %%zmm31,%%zmm31,%%zmm31\n1:\n\t"
+               D8(0, 1, 2, 3, 4, 5, 6, 7) D8(8, 9, 10, 11, 12, 13, 14, 15) D8(16, 17, 18, 19, 20, 21, 22, 23)
+               "dec %0\n\tjnz 1b\n\t" : "+r"(rounds)::"cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8",
+               "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19", "zmm20", "zmm21",
+               "zmm22", "zmm23", "zmm30", "zmm31");
+}
+#endif
+
+// GFLOP/s of 24 independent bf16 dots; 0 where there is no such instruction.
+double bf16_peak() {
+#if defined(__x86_64__)
+  if (!has_bit(7, 1, 0, 5)) return 0;
+  const long rounds = 1000000;
+  return double(rounds) * 24 * 64 / best(3, [&] { dots24(rounds); }) * 1e-9;
+#else
+  return 0;
+#endif
+}
+
+// `sequences` rows at context `context`; `layers` copies of their pages, so that K and V come from memory.
+void decode(const Kernels* k, Random& random, int32_t type, int64_t sequences, int64_t context, int64_t layers) {
+  octavo::KV kv = {};
+  kv.type = type, kv.page_size = 32, kv.kv_heads = kHeads, kv.dim = kDim;
+  k->kv_layout(&kv);
+  kv.page_bytes = kv.layer_bytes * layers;
+  const int64_t pages = (context + 31) / 32;
+  const size_t bytes = size_t(sequences * pages * kv.page_bytes), huge = size_t(2) << 20;
+  kv.base = (uint8_t*)aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
+  madvise(kv.base, bytes, MADV_HUGEPAGE);
+  std::vector<float> row(kDim);
+  random.fill(row);
+  for (int32_t t = 0; t < 32; t++) k->kv_write(&kv, kv.base, t, row.data(), row.data());
+  for (size_t at = size_t(kv.blob_bytes); at < bytes; at += size_t(kv.blob_bytes)) memcpy(kv.base + at, kv.base, size_t(kv.blob_bytes));
+  std::vector<int32_t> table(size_t(sequences * pages));
+  for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i);
+  for (size_t i = table.size() - 1; i > 0; i--) std::swap(table[i], table[size_t(random.below(int64_t(i) + 1))]);
+  Buffer scratch(k->attn_scratch(kGroup, kDim));
+  std::vector<float> q(kGroup * kDim), out(kGroup * kDim);
+  random.fill(q);
+  const double t = best(3, [&] {
+    for (int64_t layer = 0; layer < layers; layer++)
+      for (int64_t i = 0; i < sequences * kHeads; i++) {
+        octavo::AttnItem item = {};
+        item.kv = &kv, item.pages = &table[size_t(i / kHeads * pages)], item.layer_in_group = layer, item.kv_head = int32_t(i % kHeads);
+        item.group = kGroup, item.rows = 1, item.pos0 = context - 1, item.q = q.data(), item.out = out.data(), item.scale = 0.125f;
+        item.ldq = item.ldo = kGroup * kDim, item.scratch = scratch.p;
+        const int64_t n = i + 1;  // the item that this thread takes next
+        if (n < sequences * kHeads)
+          item.prefetch = kv.base + table[size_t(n / kHeads * pages)] * kv.page_bytes + layer * kv.layer_bytes + n % kHeads * kv.blob_bytes;
+        k->attention(&item);
+      }
+  });
+  const double read = double(sequences * kHeads * layers * pages) * double(kv.blob_bytes);
+  printf("  decode  %ld x context %4ld  %6.1f GB/s  %7.2f us an item\n", long(sequences), long(context), read / t * 1e-9,
+         t / double(sequences * kHeads * layers) * 1e6);
+  free(kv.base);
+}
+
+void prefill(const Kernels* k, Random& random, int32_t type, int64_t pos0, int64_t rows, double peak) {
+  Pages pages(k, random, type, 32, 1, kDim, pos0 + rows);
+  const Sequence s(random, pos0 + rows, kDim);
+  for (int64_t p = 0; p < s.positions; p++) pages.write(s, p, p, 0);
+  Query q(random, rows, pos0, kGroup, kDim, 1);
+  std::vector<float> out(q.q.size());
+  const double t = best(9, [&] { attend(pages, q, 0, 0, rows, out.data()); });
+  double pairs = 0;
+  for (int64_t r = 0; r < rows; r++) pairs += double(pos0 + r + 1) * kGroup;
+  const double flops = pairs * kDim * 4 / t * 1e-9;
+  printf("  prefill %ld from %4ld    %6.1f GFLOP/s (%.2f of the bf16 dot peak)\n", long(rows), long(pos0), flops, peak > 0 ? flops / peak : 0.0);
+}
+
+void small(const Kernels* k, Random& random) {
+  std::vector<float> x(49152), y(49152);
+  random.fill(x, 5);
+  int64_t id;
+  float value;
+  const double noise = best(5, [&] { k->gumbel_row(y.data(), 49152, 1, 2, 3, 0); }), arg = best(5, [&] { k->argmax(x.data(), 49152, &id, &value); });
+  const double lse = best(5, [&] { k->logsumexp(x.data(), 49152, 5.0f); }), norm = best(50, [&] { k->inv_rms(x.data(), 576, 0, 16, 576, 1e-5f, y.data()); });
+  const double gate = best(50, [&] { k->gated(y.data(), x.data(), x.data(), octavo::EPI_SILU_MUL, 1536); });
+  printf("  49152 logits: noise %.0f us, argmax %.1f us, logsumexp %.1f us; a row: rms of 576 %.0f ns, gate of 1536 %.0f ns\n", noise * 1e6,
+         arg * 1e6, lse * 1e6, norm / 16 * 1e9, gate * 1e9);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const double peak = bf16_peak();
+  printf("bf16 dot peak of this core: %.0f GFLOP/s\n", peak);
+  const char* names[] = {"fp32", "bf16", "int8"};
+  for (const Kernels* k : tables(argc > 1 ? argv[1] : nullptr)) {
+    Random random(11);
+    printf("%s\n", k->name);
+    small(k, random);
+    for (int32_t type : {1, 2, 0}) {
+      printf(" %s pages\n", names[type]);
+      decode(k, random, type, 16, 128, 30);
+      decode(k, random, type, 16, 1024, 10);
+      prefill(k, random, type, 0, 512, peak);
+      prefill(k, random, type, 512, 512, peak);
+    }
+  }
+  return 0;
+}
