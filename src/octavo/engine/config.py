@@ -11,8 +11,13 @@ from octavo.engine.memory import parse_size
 __all__ = ["EngineConfig"]
 
 MAX_DEFAULT_CONTEXT = 8192
-FORMATS = ("fp32",)
-BACKENDS = ("auto", "numpy", "reference")
+EXACT_BACKENDS = ("numpy", "reference")  # fp32 throughout
+BACKENDS = ("auto", "native", *EXACT_BACKENDS)
+FORMATS = (
+    *("auto", "fp32", "bf16", "w8g64", "w8pc", "w4g32", "w4g64", "w4g128"),
+    *("w4a16g32", "w4a16g64", "w4a16g128"),
+)
+KV_DTYPES = ("auto", "fp32", "bf16", "int8")
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -25,8 +30,9 @@ class EngineConfig:
     """Model, memory and budgets of one engine. Raises ``InvalidInput`` for a value out of range."""
 
     model: str = _flag("smollm2-135m-instruct", "Known name, hub id, folder, or .gguf file.")
-    backend: str = _flag("auto", "Who runs the ops: auto, numpy or reference.")
-    format: str = _flag("fp32", "Weight format while running; fp32 is exact.")
+    backend: str = _flag("auto", "Who runs the ops: auto, native, numpy or reference.")
+    format: str = _flag("auto", f"Weight format while running: {', '.join(FORMATS)}. numpy and reference run fp32.")
+    kv_dtype: str = _flag("auto", "How keys and values are kept: auto, fp32, bf16 or int8.")
     page_size: int = _flag(16, "Tokens in one KV page.")
     kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")
     memory_fraction: float = _flag(0.8, "Most of the available memory that the whole engine may take.")
@@ -36,7 +42,7 @@ class EngineConfig:
     max_prefill_chunk: int = _flag(256, "Most tokens of one prompt in one step.")
     policy: str = _flag("fcfs", "Order of service: fcfs (first come) or priority.")
     prefix_cache: bool = _flag(True, "Keep the keys and values of finished prefixes for later requests.")
-    threads: int = _flag(0, "Threads of the numeric library; 0: all cores.")
+    threads: int = _flag(0, "Threads of the numeric library; 0: all cores that the process may use.")
     seed: int = _flag(0, "Where the seeds of requests without one come from; 0: different in every run.")
     offline: bool = _flag(False, "Never touch the network.")
     cache_dir: str = _flag("", "Folder of downloaded models; empty: the user's cache.")
@@ -44,8 +50,11 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("backend", self.backend, BACKENDS)
-        if self.format not in FORMATS:
-            raise InvalidInput("format", self.format, "fp32, the exact path, is the only format so far")
+        _one_of("format", self.format, FORMATS)
+        _one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        if self.backend in EXACT_BACKENDS:
+            _one_of(f"format with backend={self.backend}", self.format, ("auto", "fp32"))
+            _one_of(f"kv_dtype with backend={self.backend}", self.kv_dtype, ("auto", "fp32"))
         for name in ("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_seq_len", "threads", "seed"):

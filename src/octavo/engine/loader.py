@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from octavo.backends import create_backend
+from octavo.core.errors import InvalidInput
 from octavo.core.scheduler import SchedulerConfig
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.fixture import load_fixture
 from octavo.engine.identity import model_digest
 from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, plan_memory
-from octavo.engine.parts import ModelParts, build_core, check_tensors, parts_from_fixture
+from octavo.engine.parts import ModelParts, build_core, check_tensors, page_bytes, parts_from_fixture
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 
@@ -94,11 +95,14 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
     groups = model.kv_groups()
     widest = max(c.intermediate_size, c.moe_intermediate_size * c.experts_per_token, c.num_heads * c.head_dim)
     tokens, rows = config.max_batched_tokens, config.max_batched_tokens + config.max_running_requests
+    compiled = hasattr(model, "weight_bytes")
     needs = MemoryNeeds(
-        weights=width * sum(math.prod(shape) for shape in model.weight_shapes().values()),
+        weights=model.weight_bytes()
+        if compiled
+        else width * sum(math.prod(shape) for shape in model.weight_shapes().values()),
         activations=width * tokens * (4 * c.hidden_size + 3 * widest),
         workspace=width * min(rows, config.max_running_requests * 3) * c.vocab_size,
-        page_bytes=groups[0].page_bytes(config.page_size) * width // 4,
+        page_bytes=page_bytes(model, config.page_size) * width // 4,
     )
     return plan_memory(
         needs,
@@ -117,8 +121,19 @@ def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int]:
     model_config = ModelConfig.from_dict(source.config)
     limit = model_config.max_position_embeddings
     max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
-    backend_name = create_backend(config.backend).name
-    return plan_for(config, build_model(model_config), backend_name, max_seq_len), max_seq_len
+    model, backend = _compiled(config, build_model(model_config))
+    return plan_for(config, model, backend.name, max_seq_len), max_seq_len
+
+
+def _compiled(config: EngineConfig, model: Any) -> tuple[Any, Any]:
+    """The model as its backend runs it, and the backend."""
+    backend = create_backend(config.backend, threads=config.threads)
+    if hasattr(backend, "compile"):
+        return backend.compile(model, format=config.format, kv_dtype=config.kv_dtype), backend
+    if config.format not in ("auto", "fp32") or config.kv_dtype not in ("auto", "fp32"):
+        remedy = f"{backend.name} runs fp32; formats need the native backend (octavo doctor tells why it is not there)"
+        raise InvalidInput("format", f"{config.format}, KV {config.kv_dtype}", remedy)
+    return model, backend
 
 
 class _Source(ABC):
@@ -141,7 +156,13 @@ class _FixtureSource(_Source):
         super().__init__(self.fixture.config)
 
     def load(self, config: EngineConfig) -> ModelParts:
-        return parts_from_fixture(self.fixture, backend=config.backend)
+        return parts_from_fixture(
+            self.fixture,
+            backend=config.backend,
+            format=config.format,
+            kv_dtype=config.kv_dtype,
+            threads=config.threads,
+        )
 
 
 class _FileSource(_Source):
@@ -156,11 +177,17 @@ class _FileSource(_Source):
 
     def load(self, config: EngineConfig) -> ModelParts:
         model_config = ModelConfig.from_dict(self.config)
-        model, backend = build_model(model_config), create_backend(config.backend)
+        model, backend = _compiled(config, build_model(model_config))
         shapes = {name: self.weights.info(name).shape for name in self.weights.names()}
         expected = model.weight_shapes()
         check_tensors(shapes, expected, model_config.tie_word_embeddings)
-        handles = {name: backend.weight(name, model.prepare(name, self.weights.read(name))) for name in expected}
+        handles: dict[str, Any] = {}
+        weight_format, weight_bytes = "fp32", 4 * sum(math.prod(shape) for shape in expected.values())
+        if hasattr(model, "load"):  # packs one weight after the other: no second copy of the model
+            model.load(lambda name: model.prepare(name, self.weights.read(name)))
+            weight_format, weight_bytes = model.weight_format, model.weight_bytes()
+        else:
+            handles = {name: backend.weight(name, model.prepare(name, self.weights.read(name))) for name in expected}
         return ModelParts(
             name=self.name,
             config=model_config,
@@ -169,8 +196,8 @@ class _FileSource(_Source):
             weights=handles,
             tokenizer=self._tokenizer(),
             digest=model_digest(self.config, self._identity()),
-            weight_format=config.format,
-            weight_bytes=4 * sum(math.prod(shape) for shape in expected.values()),
+            weight_format=weight_format,
+            weight_bytes=weight_bytes,
         )
 
     def _tokenizer(self) -> Any:

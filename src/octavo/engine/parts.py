@@ -24,7 +24,7 @@ from octavo.engine.runner import ModelRunner
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 
-__all__ = ["ModelParts", "build_core", "check_tensors", "parts_from_fixture"]
+__all__ = ["ModelParts", "build_core", "check_tensors", "page_bytes", "parts_from_fixture"]
 
 _NEVER_QUANTIZED = ("norm.weight", ".bias")
 
@@ -46,7 +46,9 @@ class ModelParts:
     @cached_property
     def numerics_id(self) -> str:
         """Equal ids promise equal bytes."""
-        return numerics_id(self.backend.name, weight_format=self.weight_format, kv_dtype="fp32", ropes=self.model.ropes)
+        name = getattr(self.backend, "numerics_name", self.backend.name)
+        kv_dtype = self.model.kv_groups()[0].dtype
+        return numerics_id(name, weight_format=self.weight_format, kv_dtype=kv_dtype, ropes=self.model.ropes)
 
     def namespace(self, salt: str = "") -> str:
         """Where this model's prefixes are kept, for one tenant's salt."""
@@ -73,6 +75,8 @@ def build_core(
     """Pages, cache, scheduler and runner over ``parts``."""
     groups = parts.model.kv_groups()
     pool = parts.backend.allocate_kv(num_pages, page_size, groups)
+    if hasattr(parts.model, "make_room"):  # a compiled model allocates all that its steps need now
+        parts.model.make_room(pool, scheduling)
     kv = KVCacheManager(num_pages, page_size, groups, store=pool, enable_prefix_cache=prefix_cache)
     runner = ModelRunner(parts.model, parts.backend, parts.weights, pool, num_groups=len(groups))
     scheduler = ContinuousBatchScheduler(
@@ -81,9 +85,16 @@ def build_core(
     metrics = Metrics(
         max_batched_tokens=scheduling.max_batched_tokens,
         page_size=page_size,
-        page_bytes=groups[0].page_bytes(page_size),
+        page_bytes=page_bytes(parts.model, page_size),
     )
     return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit)
+
+
+def page_bytes(model: Any, page_size: int) -> int:
+    """Bytes of one KV page: a compiled model knows its own, scales and padding included."""
+    if hasattr(model, "page_bytes"):
+        return int(model.page_bytes(page_size))
+    return int(model.kv_groups()[0].page_bytes(page_size))
 
 
 def check_tensors(found: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], tied: bool) -> None:
@@ -113,11 +124,20 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def parts_from_fixture(
-    fixture: Fixture, *, backend: str = "reference", quantization: QuantConfig | None = None
+    fixture: Fixture,
+    *,
+    backend: str = "reference",
+    quantization: QuantConfig | None = None,
+    format: str = "auto",
+    kv_dtype: str = "auto",
+    **options: Any,
 ) -> ModelParts:
-    """The fixture's model on a backend; with ``quantization`` its matrices are packed integers (``reference`` only)."""
+    """The fixture's model on a backend; with ``quantization`` its matrices are packed integers (``reference`` only).
+
+    ``format``, ``kv_dtype`` and ``options`` (isa, threads) are for compiled backends.
+    """
     config = ModelConfig.from_dict(fixture.config)
-    model, ops = build_model(config), create_backend(backend)
+    model, ops = build_model(config), create_backend(backend, **options)
     shapes = {name: _shape(values) for name, values in fixture.weights.items()}
     check_tensors(shapes, model.weight_shapes(), config.tie_word_embeddings)
     handles, size = {}, 0
@@ -129,6 +149,10 @@ def parts_from_fixture(
         handles[name] = ops.weight(name, prepared)
     weight_format = "fp32" if quantization is None else json.dumps(quantization.as_dict(), sort_keys=True)
     digest = model_digest(fixture.config, {name: _content(values) for name, values in fixture.weights.items()})
+    if hasattr(ops, "compile"):
+        model = ops.compile(model, format=format, kv_dtype=kv_dtype)
+        model.load(handles.__getitem__)
+        weight_format, size, handles = model.weight_format, model.weight_bytes(), {}
     return ModelParts(
         fixture.name, config, model, ops, handles, fixture.tokenizer, digest, weight_format, weight_bytes=size
     )

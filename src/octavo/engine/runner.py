@@ -76,6 +76,8 @@ class ModelRunner:
             return StepResult(decision.step, ())
         wanted = _wanted(decision.rows, slots)
         batch = self._batch(decision.rows, slots, wanted)
+        if len(wanted.sampled) == len(wanted.logit_rows):  # a backend may draw while it computes
+            batch.sampling = tuple(self._sampling_row(decision.rows[row], slots[row]) for _, row in wanted.sampled)
         logits = self.model.forward(self.backend, self.weights, batch)
         answers = [_Answer() for _ in decision.rows]
         if wanted.logit_rows:
@@ -138,7 +140,9 @@ class ModelRunner:
         left = [(at, row) for at, row in wanted.sampled if answers[row].error is None]
         while left:
             raw = self._select(logits, batch, [at for at, _ in left], len(wanted.logit_rows))
-            asked = [self._sampling_row(rows[row], slots[row]) for _, row in left]
+            asked: Sequence[SamplingRow] = batch.sampling
+            if len(asked) != len(left):
+                asked = [self._sampling_row(rows[row], slots[row]) for _, row in left]
             try:
                 ids = self.backend.sample(self.backend.process_logits(raw, asked), asked)
             except RowError as error:

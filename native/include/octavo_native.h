@@ -1,0 +1,180 @@
+/* The C ABI of the native CPU backend: plain records in, one call a step.
+ *
+ * Everything is checked before it starts; kernels cannot fail. A function that can fail returns a negative number (or
+ * null) and leaves a sentence in octavo_error(). Handles are owned by the caller: close programs before pools before
+ * engines. Sizes are 64-bit; counts in records are int32. One step at a time runs in a process: engines share the
+ * thread pool behind a lock. Python calls these through ctypes, which drops its lock for the length of a call. */
+#ifndef OCTAVO_NATIVE_H
+#define OCTAVO_NATIVE_H
+#include <stdint.h>
+
+#define OCTAVO_API __attribute__((visibility("default")))
+#define OCTAVO_ABI_VERSION 1
+#define OCTAVO_NONE (-1) /* no buffer, no weight, no slot */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct octavo_engine octavo_engine;   /* instruction set, threads, packed weights */
+typedef struct octavo_kv octavo_kv;           /* pages of keys and values */
+typedef struct octavo_program octavo_program; /* a forward pass, ready to run */
+
+OCTAVO_API int32_t octavo_abi_version(void);
+OCTAVO_API const char* octavo_kernel_version(void); /* changes whenever a kernel's rounding does */
+OCTAVO_API const char* octavo_error(void);          /* the last failure of this thread */
+
+/* Instruction-set tables that were built and that this CPU runs, best first, separated by spaces. */
+OCTAVO_API const char* octavo_isas(void);
+/* Threads that this process may use at once: its affinity mask and CPU quota. */
+OCTAVO_API int32_t octavo_cpus(void);
+
+/* isa: a table's name, or null for $OCTAVO_NATIVE_ISA, else the best. threads 0: octavo_cpus(). */
+OCTAVO_API octavo_engine* octavo_open(const char* isa, int32_t threads);
+OCTAVO_API void octavo_close(octavo_engine* engine);
+OCTAVO_API const char* octavo_isa(const octavo_engine* engine);
+OCTAVO_API int32_t octavo_threads(const octavo_engine* engine);
+/* Bytes that weights take in memory so far. */
+OCTAVO_API int64_t octavo_weight_bytes(const octavo_engine* engine);
+
+/* ---- weights. Formats are numbered as in kernels.h (0 fp32, 1 bf16, 2 w8g64, 3 w8pc, 4 w4g32, ...). */
+typedef struct octavo_matrix {
+  int32_t format;
+  int32_t interleaved; /* 1: `up` is the second half of a gate/up pair, both [n, k] */
+  int64_t n, k;        /* outputs (of one half), inputs */
+  const float* data;   /* [n, k] row-major; null when codes are given */
+  const float* up;
+  const uint8_t* codes; /* [n, k] stored codes of a group format, which go in without loss: w = scale * code + offset */
+  const float* scale;   /* [n, k / group] */
+  const float* offset;  /* [n, k / group] */
+} octavo_matrix;
+
+/* Both return the weight's number. Packing runs on the thread pool; the data is not kept. */
+OCTAVO_API int64_t octavo_add_matrix(octavo_engine* engine, const octavo_matrix* matrix);
+OCTAVO_API int64_t octavo_add_vector(octavo_engine* engine, const float* data, int64_t n);
+/* Bytes that octavo_add_matrix would take (padding included), or negative for an impossible matrix. */
+OCTAVO_API int64_t octavo_matrix_bytes(octavo_engine* engine, const octavo_matrix* matrix);
+/* One row of a matrix as the kernels see it: [k] floats. */
+OCTAVO_API int32_t octavo_read_row(octavo_engine* engine, int64_t weight, int64_t row, float* out);
+
+/* ---- pages. KV types are numbered as in kernels.h (0 fp32, 1 bf16, 2 int8). */
+OCTAVO_API octavo_kv* octavo_kv_open(octavo_engine* engine, int32_t type, int32_t page_size, int32_t kv_heads,
+                                     int32_t head_dim, int32_t layers, int64_t pages);
+OCTAVO_API void octavo_kv_close(octavo_kv* kv);
+OCTAVO_API int64_t octavo_kv_page_bytes(const octavo_kv* kv);
+/* The same before a pool exists. */
+OCTAVO_API int64_t octavo_kv_bytes(octavo_engine* engine, int32_t type, int32_t page_size, int32_t kv_heads,
+                                   int32_t head_dim, int32_t layers);
+OCTAVO_API int32_t octavo_kv_copy_pages(octavo_kv* kv, const int32_t* pairs, int64_t count);  /* (source, target) */
+OCTAVO_API int32_t octavo_kv_move_slots(octavo_kv* kv, const int64_t* moves, int64_t count);  /* (source, target) */
+/* One token of one layer, [kv_heads, head_dim] each. */
+OCTAVO_API int32_t octavo_kv_write(octavo_kv* kv, int32_t layer, int64_t slot, const float* k, const float* v);
+OCTAVO_API int32_t octavo_kv_read(octavo_kv* kv, int32_t layer, int64_t slot, float* k, float* v);
+
+/* ---- programs */
+enum { /* rows of a buffer */
+  OCTAVO_ROWS_T = 0, /* token rows */
+  OCTAVO_ROWS_R = 1  /* rows that need logits */
+};
+typedef struct octavo_buffer { /* float32 [rows of the step, cols] */
+  int32_t rows, reserved;
+  int64_t cols;
+} octavo_buffer;
+
+enum { /* octavo_op.code; in, out: buffers; w: weights; all OCTAVO_NONE where not used */
+  OCTAVO_EMBED = 0,  /* out0 = table w0 [ids] * f0 */
+  OCTAVO_LINEAR = 1, /* out_j = epilogue(x . w_j + w_{4+j}); x = in0, normed by w8 with eps f0 unless w8 is none.
+                        i0: epilogue (kernels.h), i1: matrices (1..4); in1: what an ADD epilogue adds; f1: soft cap */
+  OCTAVO_NORM = 2,   /* out0 = rms_norm(in0) * w0 (+ in1); eps f0 */
+  OCTAVO_LAYER_NORM = 3, /* out0 = layer_norm(in0) * w0 + w1; eps f0 */
+  OCTAVO_ADD = 4,        /* out0 = in0 + in1 */
+  OCTAVO_SCALE = 5,      /* out0 = in0 * f0 */
+  OCTAVO_GATED = 6,      /* out0 = act(in0) * in1; i0: EPI_SILU_MUL or EPI_GELU_MUL */
+  OCTAVO_SELECT = 7,     /* out0 [R] = in0 [T] at logit_rows */
+  OCTAVO_ROPE_KV = 8,    /* in0 q, in1 k: head norms w0, w1 (eps f0), rotated in place; then k and v (in2) to pages.
+                            i0 rope table, i1 layer, i2 head_dim */
+  OCTAVO_ATTENTION = 9,  /* out0 = attention(q in0); i1 layer, i2 head_dim, i3 window, f0 scale, f1 soft cap, w0 sinks */
+  OCTAVO_MOE = 10,       /* out0 = (in1 +) experts of in0, normed as in LINEAR; in2 router logits [T, E]. i0 first of its
+                            `extra` entries (E gate/up pairs, then E downs), i1 E, i2 top_k, i3 normalize, i4 epilogue */
+  OCTAVO_OPS = 11
+};
+typedef struct octavo_op {
+  int32_t code;
+  int32_t in[4];
+  int32_t out[4];
+  int32_t w[9];
+  int32_t i[6];
+  float f[4];
+} octavo_op;
+
+typedef struct octavo_rope { /* half rotation: pair j turns by position * inv_freq[j] */
+  const double* inv_freq; /* [pairs] */
+  double factor;          /* of cosine and sine */
+  int64_t pairs;
+} octavo_rope;
+
+typedef struct octavo_program_spec {
+  int32_t size; /* sizeof(octavo_program_spec): tells an old caller */
+  int32_t num_buffers, num_ops, num_ropes, num_layers, num_groups;
+  int32_t max_tokens, max_sequences, max_logit_rows, max_positions; /* limits of a step */
+  int32_t vocab_size;
+  int32_t logits, hidden; /* buffers that a step gives out; hidden may be none */
+  int32_t num_extra;
+  const octavo_buffer* buffers;
+  const octavo_op* ops;
+  const octavo_rope* ropes;
+  const int32_t* layer_group; /* [layers] KV group of each layer */
+  const int32_t* layer_index; /* [layers] its place within the group */
+  const int32_t* extra;       /* weights of mixtures */
+} octavo_program_spec;
+
+/* The program keeps `engine` and `kv`, not the records. */
+OCTAVO_API octavo_program* octavo_program_open(octavo_engine* engine, octavo_kv* kv, const octavo_program_spec* spec);
+OCTAVO_API void octavo_program_close(octavo_program* program);
+OCTAVO_API int64_t octavo_program_bytes(const octavo_program* program); /* of activations and scratch */
+OCTAVO_API int32_t octavo_program_barriers(const octavo_program* program, int32_t tokens, int32_t logit_rows);
+
+typedef struct octavo_sampling { /* one row to draw from: backends/sampling.py has the meaning */
+  int32_t row;                   /* of the logits */
+  int32_t top_k;                 /* 0: all */
+  double temperature;            /* 0: the largest logit */
+  double top_p, min_p;
+  uint64_t seed;
+  uint32_t choice, index, purpose, reserved;
+} octavo_sampling;
+
+typedef struct octavo_step {
+  int32_t size; /* sizeof(octavo_step) */
+  int32_t tokens, sequences, logit_rows, samples;
+  int32_t table_width;        /* columns of a page table row */
+  int64_t table_rows;         /* rows of one group's page table */
+  const int32_t* token_ids;   /* [tokens] */
+  const int32_t* positions;   /* [tokens] consecutive within a sequence */
+  const int32_t* starts;      /* [sequences + 1] sequence s owns tokens starts[s] .. starts[s + 1] */
+  const int32_t* table_row;   /* [sequences] its row in the page tables */
+  const int32_t* page_table;  /* [groups, table_rows, table_width]; -1: freed, behind the window */
+  const uint8_t* no_write;    /* [sequences] 1: its keys and values are stored already; or null */
+  const int32_t* rows;        /* [logit_rows] token rows */
+  const octavo_sampling* sampling; /* [samples] */
+  int32_t* sampled;           /* [samples] token ids; -1: nothing can be drawn */
+  /* declared for later: */
+  const int32_t* parent_rows; /* [tokens] tree rows; must be null */
+  const uint8_t* grammar_masks; /* [samples, (vocab + 7) / 8]; must be null */
+  float* hidden;              /* [tokens, hidden cols] or null */
+  float* scores;              /* exported attention probabilities; must be null */
+} octavo_step;
+
+/* Runs a step. Nothing has been written when it returns a negative number. */
+OCTAVO_API int32_t octavo_run(octavo_program* program, const octavo_step* step);
+/* The logits of the last step, [logit_rows, stride]: valid until the next one. */
+OCTAVO_API const float* octavo_logits(const octavo_program* program, int64_t* stride);
+/* Draws from any rows [rows, stride] by the same code as octavo_run, on the pool. */
+OCTAVO_API int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride,
+                                 int64_t vocab_size, const octavo_sampling* sampling, int32_t samples, int32_t* sampled);
+/* Calls of the arena's system allocator so far in this process: a step must not raise it. */
+OCTAVO_API int64_t octavo_allocations(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

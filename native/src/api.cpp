@@ -1,0 +1,239 @@
+// The C ABI over the classes: nothing but argument checks and errors turned into numbers.
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "dispatch.h"
+#include "pool.h"
+#include "program.h"
+
+using namespace octavo;
+
+struct octavo_engine {
+  Engine engine;
+};
+struct octavo_kv {
+  Pages pages;
+};
+struct octavo_program {
+  octavo_program(Engine* engine, Pages* pages) : program(engine, pages) {}
+  Program program;
+};
+
+namespace {
+
+constexpr const char* kKernelVersion = "1";
+
+std::string& last_error() {
+  static thread_local std::string text;
+  return text;
+}
+
+// What `body` returns, or `failed` with the reason kept: no exception crosses the ABI.
+template <typename Result, typename Body>
+Result guarded(Result failed, Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    last_error() = "out of memory, or a size that no memory has";
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+  }
+  return failed;
+}
+
+int32_t fail(const char* what) {
+  last_error() = what;
+  return -1;
+}
+
+std::string join_names() {
+  std::string names;
+  for (const Kernels* table : usable_tables()) names += std::string(names.empty() ? "" : " ") + table->name;
+  return names;
+}
+
+bool describe_kv(const Kernels* kernels, KV* kv, int32_t type, int32_t page_size, int32_t kv_heads, int32_t head_dim, int32_t layers) {
+  *kv = KV{};
+  kv->type = type;
+  kv->page_size = page_size;
+  kv->kv_heads = kv_heads;
+  kv->dim = head_dim;
+  if (kv_layout(kernels, kv, layers)) return true;
+  last_error() = "pages: no kernel takes this type, head size or page size (16 * 2^n)";
+  return false;
+}
+
+struct DrawJob {
+  const Engine* engine;
+  const float* logits;
+  int64_t stride, vocab_size;
+  const octavo_sampling* sampling;
+  int32_t samples;
+  int32_t* sampled;
+  const std::vector<SampleScratch>* scratch;
+};
+
+void draw_part(void* argument, int thread) {
+  const DrawJob& job = *static_cast<DrawJob*>(argument);
+  for (int32_t i = thread; i < job.samples; i += job.engine->threads) {
+    const octavo_sampling& wanted = job.sampling[i];
+    const float* row = job.logits + wanted.row * job.stride;
+    job.sampled[i] = sample_row(*job.engine->kernels, row, job.vocab_size, wanted, (*job.scratch)[static_cast<size_t>(thread)]);
+  }
+}
+
+}  // namespace
+
+int32_t octavo_abi_version(void) { return OCTAVO_ABI_VERSION; }
+const char* octavo_kernel_version(void) { return kKernelVersion; }
+const char* octavo_error(void) { return last_error().c_str(); }
+int32_t octavo_cpus(void) { return available_cpus(); }
+int64_t octavo_allocations(void) { return Arena::system_calls(); }
+
+const char* octavo_isas(void) {
+  static const std::string names = join_names();
+  return names.c_str();
+}
+
+octavo_engine* octavo_open(const char* isa, int32_t threads) {
+  return guarded<octavo_engine*>(nullptr, [&]() -> octavo_engine* {
+    const Kernels* table = choose_table(isa == nullptr ? "" : isa, &last_error());
+    if (table == nullptr) return nullptr;
+    const int count = threads > 0 ? std::min(threads, Pool::kMaxThreads) : available_cpus();
+    return new octavo_engine{Engine(table, count)};
+  });
+}
+
+void octavo_close(octavo_engine* engine) { delete engine; }
+const char* octavo_isa(const octavo_engine* engine) { return engine->engine.kernels->name; }
+int32_t octavo_threads(const octavo_engine* engine) { return engine->engine.threads; }
+int64_t octavo_weight_bytes(const octavo_engine* engine) { return engine->engine.memory.used(); }
+
+int64_t octavo_add_matrix(octavo_engine* engine, const octavo_matrix* matrix) {
+  return guarded<int64_t>(-1, [&] { return engine->engine.add_matrix(*matrix, &last_error()); });
+}
+
+int64_t octavo_add_vector(octavo_engine* engine, const float* data, int64_t n) {
+  return guarded<int64_t>(-1, [&] { return engine->engine.add_vector(data, n, &last_error()); });
+}
+
+int64_t octavo_matrix_bytes(octavo_engine* engine, const octavo_matrix* matrix) {
+  Mat mat;
+  int64_t bytes = -1;
+  return engine->engine.layout(*matrix, &mat, &bytes, &last_error()) ? bytes : -1;
+}
+
+int32_t octavo_read_row(octavo_engine* engine, int64_t weight, int64_t row, float* out) {
+  const std::vector<Weight>& weights = engine->engine.weights;
+  if (weight < 0 || static_cast<size_t>(weight) >= weights.size()) return fail("weight: no such number");
+  const Weight& w = weights[static_cast<size_t>(weight)];
+  if (!w.is_matrix || row < 0 || row >= w.mat.n) return fail("row: out of range, or not of a matrix");
+  engine->engine.kernels->unpack_row(&w.mat, row, out);
+  return 0;
+}
+
+octavo_kv* octavo_kv_open(octavo_engine* engine, int32_t type, int32_t page_size, int32_t kv_heads, int32_t head_dim,
+                          int32_t layers, int64_t pages) {
+  return guarded<octavo_kv*>(nullptr, [&]() -> octavo_kv* {
+    const Kernels* kernels = engine->engine.kernels;
+    KV kv;
+    if (!describe_kv(kernels, &kv, type, page_size, kv_heads, head_dim, layers)) return nullptr;
+    if (pages < 1 || pages > INT32_MAX) return fail("pages: out of range"), nullptr;
+    auto pool = std::make_unique<octavo_kv>();
+    kv.base = pool->pages.memory.take(Arena::checked(pages, kv.page_bytes));
+    pool->pages.kv = kv;
+    pool->pages.count = pages;
+    pool->pages.layers = layers;
+    pool->pages.kernels = kernels;
+    return pool.release();
+  });
+}
+
+void octavo_kv_close(octavo_kv* kv) { delete kv; }
+int64_t octavo_kv_page_bytes(const octavo_kv* kv) { return kv->pages.kv.page_bytes; }
+
+int64_t octavo_kv_bytes(octavo_engine* engine, int32_t type, int32_t page_size, int32_t kv_heads, int32_t head_dim, int32_t layers) {
+  KV kv;
+  return describe_kv(engine->engine.kernels, &kv, type, page_size, kv_heads, head_dim, layers) ? kv.page_bytes : -1;
+}
+
+int32_t octavo_kv_copy_pages(octavo_kv* kv, const int32_t* pairs, int64_t count) {
+  const Pages& pages = kv->pages;
+  for (int64_t i = 0; i < 2 * count; i++) {
+    if (pairs[i] < 0 || pairs[i] >= pages.count) return fail("pages: a page is out of range");
+  }
+  for (int64_t i = 0; i < count; i++) copy_page(pages, pairs[2 * i], pairs[2 * i + 1]);
+  return 0;
+}
+
+int32_t octavo_kv_move_slots(octavo_kv* kv, const int64_t* moves, int64_t count) {
+  return guarded<int32_t>(-1, [&] {
+    const Pages& pages = kv->pages;
+    for (int64_t i = 0; i < 2 * count; i++) {
+      if (!pages.valid_slot(moves[i])) return fail("pages: a slot is out of range");
+    }
+    std::vector<float> scratch(static_cast<size_t>(2 * pages.kv.dim));
+    for (int64_t i = 0; i < count; i++) move_slot(pages, moves[2 * i], moves[2 * i + 1], scratch.data());
+    return 0;
+  });
+}
+
+int32_t octavo_kv_write(octavo_kv* kv, int32_t layer, int64_t slot, const float* k, const float* v) {
+  const Pages& pages = kv->pages;
+  if (layer < 0 || layer >= pages.layers || !pages.valid_slot(slot)) return fail("pages: a layer or slot is out of range");
+  const KV& shape = pages.kv;
+  for (int32_t head = 0; head < shape.kv_heads; head++) {
+    uint8_t* blob = pages.blob(layer, slot / shape.page_size, head);
+    pages.kernels->kv_write(&shape, blob, slot % shape.page_size, k + head * shape.dim, v + head * shape.dim);
+  }
+  return 0;
+}
+
+int32_t octavo_kv_read(octavo_kv* kv, int32_t layer, int64_t slot, float* k, float* v) {
+  const Pages& pages = kv->pages;
+  if (layer < 0 || layer >= pages.layers || !pages.valid_slot(slot)) return fail("pages: a layer or slot is out of range");
+  const KV& shape = pages.kv;
+  for (int32_t head = 0; head < shape.kv_heads; head++) {
+    const uint8_t* blob = pages.blob(layer, slot / shape.page_size, head);
+    pages.kernels->kv_read(&shape, blob, slot % shape.page_size, k + head * shape.dim, v + head * shape.dim);
+  }
+  return 0;
+}
+
+octavo_program* octavo_program_open(octavo_engine* engine, octavo_kv* kv, const octavo_program_spec* spec) {
+  return guarded<octavo_program*>(nullptr, [&]() -> octavo_program* {
+    auto program = std::make_unique<octavo_program>(&engine->engine, &kv->pages);
+    return program->program.open(*spec, &last_error()) ? program.release() : nullptr;
+  });
+}
+
+void octavo_program_close(octavo_program* program) { delete program; }
+int64_t octavo_program_bytes(const octavo_program* program) { return program->program.bytes(); }
+
+int32_t octavo_program_barriers(const octavo_program* program, int32_t tokens, int32_t logit_rows) {
+  return program->program.barriers(tokens, logit_rows);
+}
+
+int32_t octavo_run(octavo_program* program, const octavo_step* step) {
+  return guarded<int32_t>(-1, [&] { return program->program.run(*step, &last_error()) ? 0 : -1; });
+}
+
+const float* octavo_logits(const octavo_program* program, int64_t* stride) { return program->program.logits(stride); }
+
+int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride, int64_t vocab_size,
+                      const octavo_sampling* sampling, int32_t samples, int32_t* sampled) {
+  return guarded<int32_t>(-1, [&] {
+    if (vocab_size < 1 || vocab_size > stride) return fail("sampling: the vocabulary is wider than a row");
+    for (int32_t i = 0; i < samples; i++) {
+      if (const char* wrong = wrong_sampling(sampling[i], rows)) return fail(wrong);
+    }
+    Arena memory;
+    std::vector<SampleScratch> scratch(static_cast<size_t>(engine->engine.threads));
+    for (SampleScratch& own : scratch) own.allocate(&memory, vocab_size);
+    DrawJob job{&engine->engine, logits, stride, vocab_size, sampling, samples, sampled, &scratch};
+    Pool::shared().run(engine->engine.threads, draw_part, &job);
+    return 0;
+  });
+}

@@ -1,0 +1,186 @@
+// A forward pass as a list of records that all threads walk, with a barrier only where one thread needs what another
+// made. Everything a step touches was allocated and checked when the program was opened; a step's own numbers are
+// checked before it starts.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "sampling.h"
+#include "sync.h"
+
+namespace octavo {
+
+constexpr int kMaxMatrices = 4;
+constexpr int64_t kRowBlock = 256;       // rows whose operands stay in the second-level cache beside a panel
+constexpr int64_t kSplitRows = 32;       // per thread: from here on threads split rows instead of panels
+constexpr int64_t kFewRows = 2;          // up to here every thread prepares all rows itself instead of waiting
+constexpr int64_t kSharedPanelRows = 8;  // from here on a panel left over is shared by rows
+constexpr int64_t kQueryTile = 32;       // tokens of one attention item
+
+// A record with its weights looked up.
+struct Op {
+  octavo_op record;
+  int count = 0;  // matrices
+  const Mat* mats[kMaxMatrices] = {};
+  const float* bias[kMaxMatrices] = {};
+  int64_t panels = 0;           // of all matrices
+  const float* norm = nullptr;  // of the operands
+  const float* vectors[2] = {};
+  Act act{};                    // layout of the operands
+  int32_t next = OCTAVO_NONE;   // the LINEAR that follows: its weights are prefetched
+  const Mat* const* experts = nullptr;  // E gate/up pairs, then E downs
+  Act inner{};                  // layout of a mixture's second operands
+};
+
+// (sequence, kv head, query tile): built once a step, used by every layer.
+struct Item {
+  int32_t sequence, head;
+  int32_t first, rows;  // token rows
+};
+
+// What a mixture needs between its phases, for max_tokens * top_k (row, expert) pairs.
+struct MoeScratch {
+  int32_t* expert = nullptr;    // [T, k] chosen experts
+  float* share = nullptr;       // [T, k]
+  int32_t* place = nullptr;     // [T, k] where the pair lies when pairs are sorted by expert
+  int32_t* source = nullptr;    // [T * k] the token row of each sorted pair
+  int32_t* begin = nullptr;     // [E + 1] first pair of each expert
+  float* inner = nullptr;       // [T * k, I]
+  float* outer = nullptr;       // [T * k, H]
+  int64_t ld_inner = 0, ld_outer = 0, pairs = 0;
+};
+
+// Working memory of one thread.
+struct ThreadScratch {
+  uint8_t* operands;   // an Act of kFewRows rows
+  float* scale;        // [rows] inverse root mean squares
+  uint8_t* attention;
+  float* row;          // one row of the widest buffer
+  SampleScratch sample;
+};
+
+class Program {
+ public:
+  Program(Engine* engine, Pages* pages) : engine_(engine), pages_(pages), kernels_(engine->kernels) {}
+
+  bool open(const octavo_program_spec& spec, std::string* error);
+  bool run(const octavo_step& step, std::string* error);
+  const float* logits(int64_t* stride) const;
+  int64_t bytes() const { return memory_.used(); }
+  int barriers(int64_t tokens, int64_t logit_rows) const;
+
+ private:
+  // open: program_open.cpp
+  bool check_spec(const octavo_program_spec& spec, std::string* error) const;
+  bool check_tables(const octavo_program_spec& spec, std::string* error) const;
+  const char* wrong(const octavo_op& op) const;
+  const char* wrong_shapes(const octavo_op& op) const;
+  const char* wrong_linear(const octavo_op& op) const;
+  const char* wrong_pages(const octavo_op& op) const;
+  const char* wrong_mixture(const octavo_op& op) const;
+  bool indices_exist(const octavo_op& op) const;
+  void resolve(const octavo_op& record);
+  void resolve_linear(Op* op);
+  void resolve_mixture(Op* op);
+  void note_windows();
+  void allocate();
+  void allocate_threads();
+  void allocate_mixture();
+  void plan_barriers();
+  bool buffer_is(int32_t buffer, int64_t cols, int32_t rows = OCTAVO_ROWS_T) const;
+  bool vector_is(int32_t weight, int64_t n, bool optional) const;
+  int64_t cols(int32_t buffer) const { return buffers_[static_cast<size_t>(buffer)].cols; }
+
+  // one step: step.cpp
+  bool check_step(const octavo_step& step, std::string* error) const;
+  const char* wrong_step(const octavo_step& step) const;
+  const char* wrong_sequence(const octavo_step& step, int32_t sequence) const;
+  void bind(const octavo_step& step);
+  void list_items();
+  void share_items();
+
+  // what threads do: run.cpp, run_linear.cpp, run_moe.cpp
+  static void thread_main(void* program, int thread);
+  void walk(int thread);
+  void execute(const Op& op, int thread);
+  void turn_tables(int thread);
+  void embed(const Op& op, int thread);
+  void norm(const Op& op, int thread);
+  void elementwise(const Op& op, int thread);
+  void select(const Op& op, int thread);
+  void rope_kv(const Op& op, int thread);
+  void rope_unit(const Op& op, int64_t row, int32_t sequence, int32_t head);
+  void attention(const Op& op, int thread);
+  const uint8_t* first_blob(const Op& op, const Item& item) const;
+  void linear(const Op& op, int thread);
+  void few_rows(const Op& op, int thread);
+  void by_panels(const Op& op, int thread);
+  void by_rows(const Op& op, int thread);
+  void prepare(const Op& op, const Act& act, float* scale, int64_t r0, int64_t r1);
+  void multiply(const Op& op, const Act& act, int64_t r0, int64_t r1, int64_t p0, int64_t p1, const uint8_t* next);
+  void multiply_share(const Op& op, const Act& act, int64_t rows, int thread);
+  const uint8_t* next_panel(const Op& op, int thread) const;
+  void moe(const Op& op, int thread);
+  void route(const Op& op, int thread);
+  void sort_pairs(const Op& op);
+  void experts(const Op& op, int thread, bool down);
+  void expert_operands(const Op& op, int thread, bool down);
+  void combine(const Op& op, int thread);
+  void sample(int thread);
+  void give_hidden(int thread);
+
+  int64_t rows(int32_t buffer) const;
+  int32_t domain(const Op& op) const { return buffers_[static_cast<size_t>(op.record.out[0])].rows; }
+  float* data(int32_t buffer) const { return base_[static_cast<size_t>(buffer)]; }
+  int64_t stride(int32_t buffer) const { return stride_[static_cast<size_t>(buffer)]; }
+  Mode mode(int32_t rows_of) const { return rows_of == OCTAVO_ROWS_R ? mode_r_ : mode_t_; }
+  Mode mode_for(int64_t rows) const;
+  int64_t act_bytes(const Act& layout, int64_t rows) const;
+  Act place(const Act& layout, uint8_t* memory, int64_t rows) const;
+  int64_t most_rows() const { return limits_.max_tokens > limits_.max_logit_rows ? limits_.max_tokens : limits_.max_logit_rows; }
+  const Weight& weight(int32_t number) const { return engine_->weights[static_cast<size_t>(number)]; }
+  const float* vector(int32_t number) const { return number == OCTAVO_NONE ? nullptr : weight(number).values; }
+  int64_t share(int64_t n, int thread) const { return n * thread / engine_->threads; }
+
+  Engine* engine_;
+  Pages* pages_;
+  const Kernels* kernels_;
+  Arena memory_{int64_t{2} << 20};
+
+  // fixed when opened
+  octavo_program_spec limits_{};
+  std::vector<octavo_buffer> buffers_;
+  std::vector<Op> ops_;
+  std::vector<int32_t> layer_group_, layer_index_, extra_;
+  std::vector<int32_t> group_window_;  // -1: no layer of the group attends
+  std::vector<const Mat*> expert_mats_;
+  struct Rope {
+    std::vector<double> inv_freq;
+    double factor;
+    float* cos;
+    float* sin;  // [max_tokens, pairs]
+  };
+  std::vector<Rope> ropes_;
+  std::vector<ThreadScratch> scratch_;
+  std::vector<uint8_t> barriers_[kPlans];
+  uint8_t* act_memory_ = nullptr;
+  uint8_t* inner_memory_ = nullptr;
+  uint8_t* values_ = nullptr;  // all buffers
+  MoeScratch moe_;
+
+  // of the running step
+  const octavo_step* step_ = nullptr;
+  std::vector<float*> base_;
+  std::vector<int64_t> stride_;
+  std::vector<Item> items_;
+  std::vector<int64_t> item_share_;     // [threads + 1] items of each thread
+  std::vector<int32_t> sequence_of_;    // [max_tokens]
+  std::vector<const int32_t*> table_;   // [groups]
+  int64_t num_items_ = 0;
+  Mode mode_t_ = Mode::kFew, mode_r_ = Mode::kFew;
+  bool decode_ = false;  // one token a sequence: items own their rows' heads
+};
+
+}  // namespace octavo

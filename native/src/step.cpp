@@ -1,0 +1,146 @@
+// One step before the threads start: is it within the limits, where do its values lie, what does attention have to do.
+#include <string.h>
+
+#include <algorithm>
+
+#include "pool.h"
+#include "program.h"
+
+namespace octavo {
+
+bool Program::check_step(const octavo_step& step, std::string* error) const {
+  const char* wrong = wrong_step(step);
+  for (int32_t s = 0; wrong == nullptr && s < step.sequences; s++) wrong = wrong_sequence(step, s);
+  if (wrong != nullptr) *error = std::string("step: ") + wrong;
+  return wrong == nullptr;
+}
+
+const char* Program::wrong_step(const octavo_step& step) const {
+  if (step.size != static_cast<int32_t>(sizeof step)) return "the record has another size";
+  if (step.tokens < 1 || step.tokens > limits_.max_tokens) return "tokens out of range";
+  if (step.sequences < 1 || step.sequences > limits_.max_sequences) return "sequences out of range";
+  if (step.logit_rows < 0 || step.logit_rows > limits_.max_logit_rows) return "logit_rows out of range";
+  if (step.samples < 0 || step.samples > step.logit_rows) return "samples out of range";
+  if (step.parent_rows || step.grammar_masks || step.scores) return "tree rows, masks and scores are not served yet";
+  const bool given = step.token_ids && step.positions && step.starts && step.table_row && step.page_table;
+  if (!given || (step.logit_rows && !step.rows)) return "an array is missing";
+  if (step.samples && (!step.sampling || !step.sampled)) return "an array is missing";
+  if (step.hidden && limits_.hidden == OCTAVO_NONE) return "this program gives no hidden states";
+  if (step.table_width < 1 || step.table_rows < 1) return "the page table is empty";
+  if (step.starts[0] != 0 || step.starts[step.sequences] != step.tokens) return "starts do not span the tokens";
+  for (int32_t t = 0; t < step.tokens; t++) {
+    if (step.token_ids[t] < 0 || step.token_ids[t] >= limits_.vocab_size) return "a token id is outside the vocabulary";
+  }
+  for (int32_t r = 0; r < step.logit_rows; r++) {
+    if (step.rows[r] < 0 || step.rows[r] >= step.tokens) return "a logit row is out of range";
+  }
+  for (int32_t i = 0; i < step.samples; i++) {
+    if (const char* wrong = wrong_sampling(step.sampling[i], step.logit_rows)) return wrong;
+  }
+  return nullptr;
+}
+
+// Positions follow each other, and every page that the sequence reads or writes exists.
+const char* Program::wrong_sequence(const octavo_step& step, int32_t s) const {
+  const int32_t first = step.starts[s], stop = step.starts[s + 1];
+  if (stop <= first || stop > step.tokens) return "a sequence has no token";
+  const int64_t begin = step.positions[first], end = begin + (stop - first);
+  if (begin < 0 || end > limits_.max_positions) return "a position is out of range";
+  for (int32_t t = first; t < stop; t++) {
+    if (step.positions[t] != begin + (t - first)) return "positions are not consecutive";
+  }
+  const int64_t size = pages_->kv.page_size, last = (end - 1) / size;
+  if (step.table_row[s] < 0 || step.table_row[s] >= step.table_rows) return "a page table row is out of range";
+  if (last >= step.table_width) return "a page table row is too short";
+  for (size_t g = 0; g < group_window_.size(); g++) {
+    const int32_t window = group_window_[g];
+    const int64_t seen = window > 0 ? std::max<int64_t>(begin - window + 1, 0) : 0;
+    const int32_t* pages = step.page_table + (static_cast<int64_t>(g) * step.table_rows + step.table_row[s]) * step.table_width;
+    for (int64_t p = window < 0 ? begin / size : seen / size; p <= last; p++) {
+      if (pages[p] < 0 || pages[p] >= pages_->count) return "a page that is needed is freed or out of range";
+    }
+  }
+  return nullptr;
+}
+
+Mode Program::mode_for(int64_t rows) const {
+  if (engine_->threads == 1 || rows >= kSplitRows * engine_->threads) return Mode::kRows;
+  return rows <= kFewRows ? Mode::kFew : Mode::kPanels;
+}
+
+int64_t Program::rows(int32_t buffer) const {
+  return buffers_[static_cast<size_t>(buffer)].rows == OCTAVO_ROWS_R ? step_->logit_rows : step_->tokens;
+}
+
+// Values lie one after the other, as close as this step's rows allow.
+void Program::bind(const octavo_step& step) {
+  step_ = &step;
+  mode_t_ = mode_for(step.tokens);
+  mode_r_ = mode_for(step.logit_rows);
+  decode_ = step.tokens == step.sequences;
+  uint8_t* next = values_;
+  for (size_t b = 0; b < buffers_.size(); b++) {
+    base_[b] = reinterpret_cast<float*>(next);
+    next += rows(static_cast<int32_t>(b)) * stride_[b] * static_cast<int64_t>(sizeof(float));
+  }
+  for (size_t g = 0; g < table_.size(); g++) {
+    table_[g] = step.page_table + static_cast<int64_t>(g) * step.table_rows * step.table_width;
+  }
+  for (int32_t s = 0; s < step.sequences; s++) {
+    for (int32_t t = step.starts[s]; t < step.starts[s + 1]; t++) sequence_of_[static_cast<size_t>(t)] = s;
+  }
+  list_items();
+  share_items();
+}
+
+void Program::list_items() {
+  num_items_ = 0;
+  for (int32_t s = 0; s < step_->sequences; s++) {
+    for (int32_t head = 0; head < pages_->kv.kv_heads; head++) {
+      for (int32_t t = step_->starts[s]; t < step_->starts[s + 1]; t += kQueryTile) {
+        const int32_t count = std::min<int32_t>(kQueryTile, step_->starts[s + 1] - t);
+        items_[static_cast<size_t>(num_items_++)] = {s, head, t, count};
+      }
+    }
+  }
+}
+
+// Contiguous runs of items of about equal cost for each thread. The bits do not depend on it.
+void Program::share_items() {
+  const auto cost = [&](const Item& item) {
+    return int64_t{item.rows} * (step_->positions[item.first] + item.rows / 2 + 64);  // positions read, and a start
+  };
+  int64_t total = 0;
+  for (int64_t i = 0; i < num_items_; i++) total += cost(items_[static_cast<size_t>(i)]);
+  int64_t reached = 0, i = 0;
+  for (int thread = 0; thread < engine_->threads; thread++) {
+    item_share_[static_cast<size_t>(thread)] = i;
+    const int64_t goal = total * (thread + 1) / engine_->threads;
+    for (; i < num_items_; i++) {
+      const int64_t more = cost(items_[static_cast<size_t>(i)]);
+      if (reached + more / 2 > goal) break;  // the item goes where most of it lies
+      reached += more;
+    }
+  }
+  item_share_[static_cast<size_t>(engine_->threads)] = num_items_;
+}
+
+bool Program::run(const octavo_step& step, std::string* error) {
+  if (!check_step(step, error)) return false;
+  bind(step);
+  Pool::shared().run(engine_->threads, thread_main, this);
+  return true;
+}
+
+const float* Program::logits(int64_t* stride_out) const {
+  *stride_out = stride(limits_.logits);
+  return data(limits_.logits);
+}
+
+int Program::barriers(int64_t tokens, int64_t logit_rows) const {
+  int count = 0;
+  for (const uint8_t flag : barriers_[plan_number(mode_for(tokens), mode_for(logit_rows), true)]) count += flag != 0;
+  return count;
+}
+
+}  // namespace octavo

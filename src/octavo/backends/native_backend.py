@@ -1,0 +1,282 @@
+"""The native backend: compiles a model's forward pass into one call of the C++ library a step.
+
+It has no single ops: a model is captured, lowered (native_lower.py), its weights are packed, and the program runs.
+Each row's result depends on that row, the weights, the formats and the instruction set alone: the same bytes whatever
+runs beside it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends import native_lib as lib
+from octavo.backends import numpy_sampling
+from octavo.backends.capture import capture
+from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
+from octavo.backends.native_lower import lower
+from octavo.backends.native_pages import NativeKVPool, page_bytes
+from octavo.backends.native_program import NativeProgram, StepLimits, fill_sampling
+from octavo.backends.native_records import MatrixSpec, VectorSpec, WeightSpec
+from octavo.backends.ops import ForwardBatch, SamplingRow
+from octavo.backends.sampling import is_plain, refuse_undrawable
+from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import InvalidInput
+from octavo.core.kv_groups import KVGroup
+
+__all__ = ["NativeBackend", "NativeModel"]
+
+Floats = NDArray[np.float32]
+Read = Callable[[str], Any]  # weight name -> float32 array
+
+
+class NativeEngine:
+    """The library's engine: a kernel table, a number of threads, packed weights."""
+
+    def __init__(self, isa: str, threads: int) -> None:
+        self._lib = lib.library()
+        self.handle = self._lib.octavo_open(isa.encode() or None, threads)
+        if not self.handle:
+            raise InvalidInput("isa", isa, self._lib.octavo_error().decode())
+        self._close = weakref.finalize(self, self._lib.octavo_close, self.handle)
+        self.isa: str = self._lib.octavo_isa(self.handle).decode()
+        self.threads = int(self._lib.octavo_threads(self.handle))
+
+    def matrix_bytes(self, shape: Sequence[int], kind: str, pair: bool) -> int:
+        """Packed bytes of a matrix [n, k] (of each half of a pair)."""
+        return lib.check(self._lib.octavo_matrix_bytes(self.handle, _matrix(shape, kind, pair)), "format")
+
+    def add(self, spec: WeightSpec, read: Read) -> int:
+        """Pack a weight; its number."""
+        if isinstance(spec, VectorSpec):
+            values = _floats(read(spec.name)) if not spec.up else _pair_bias(read(spec.name), read(spec.up))
+            return lib.check(self._lib.octavo_add_vector(self.handle, values.ctypes.data, values.size), spec.name)
+        first = _floats(read(spec.name))
+        second = _floats(read(spec.up)) if spec.up else None
+        record = _matrix(first.shape, spec.format, second is not None)
+        record.data = first.ctypes.data
+        record.up = None if second is None else second.ctypes.data
+        return lib.check(self._lib.octavo_add_matrix(self.handle, record), spec.name)
+
+
+class NativeBackend:
+    """Packs, pages, batches and samples for compiled models. One engine of the library stands behind each instance.
+
+    Raises BackendUnavailable without the library, InvalidInput for an instruction set that this CPU lacks.
+    """
+
+    name = "native"
+
+    def __init__(self, isa: str = "", threads: int = 0) -> None:
+        self._lib = lib.library()
+        self.engine = NativeEngine(isa, threads)
+        self._drawn: tuple[Any, list[int]] = (None, [])
+
+    @property
+    def numerics_name(self) -> str:
+        """What decides rounding besides formats: instruction set and kernel version."""
+        return f"native/{self.engine.isa}/{self._lib.octavo_kernel_version().decode()}"
+
+    # ---- models
+
+    def weight(self, name: str, values: Any) -> Floats:
+        """A weight before it is compiled: float32."""
+        return _floats(values)
+
+    def compile(self, model: Any, *, format: str = "auto", kv_dtype: str = "auto") -> NativeModel:
+        """A model made ready for this backend; `load` gives it its weights. Raises InvalidInput for what cannot run."""
+        return NativeModel(self, model, FormatPlan(format), resolve_kv_dtype(kv_dtype, format))
+
+    # ---- steps
+
+    def allocate_kv(self, num_pages: int, page_size: int, groups: Sequence[KVGroup]) -> NativeKVPool:
+        """A page pool for these KV groups. Raises InvalidInput for groups that it cannot hold."""
+        return NativeKVPool(self.engine, num_pages, page_size, groups)
+
+    def batch(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        query_lens: Sequence[int],
+        page_table: Sequence[Sequence[Sequence[int]]],
+        kv: NativeKVPool,
+        *,
+        logit_rows: Sequence[int] | None = None,
+        no_write: Sequence[bool] = (),
+        request_ids: Sequence[str] = (),
+    ) -> ForwardBatch:
+        """A step from plain lists, as in the other backends. The library works slots out from the page tables."""
+        starts = np.zeros(len(query_lens) + 1, np.int32)
+        np.cumsum(query_lens, out=starts[1:])
+        places = np.asarray(positions, np.int32)
+        table = page_table if isinstance(page_table, np.ndarray) else _table(page_table)
+        cache: dict[Any, Any] = {"table_row": np.arange(len(query_lens), dtype=np.int32)}
+        if any(no_write):
+            cache["no_write"] = np.asarray(no_write, np.uint8)
+        rows = starts[1:] - 1 if logit_rows is None else np.asarray(logit_rows, np.int32)
+        return ForwardBatch(
+            token_ids=np.asarray(token_ids, np.int32),
+            positions=places,
+            cu_seqlens_q=starts,
+            seq_lens=places[starts[1:] - 1] + 1,
+            page_table=table,
+            slot_mapping=None,
+            logit_rows=rows,
+            kv=kv,
+            request_ids=tuple(request_ids),
+            cache=cache,
+        )
+
+    def copy_pages(self, kv: NativeKVPool, pairs: Sequence[tuple[int, int]]) -> None:
+        """Page source to page target, for each pair."""
+        kv.copy_pages(pairs)
+
+    def move_slots(self, kv: NativeKVPool, moves: Sequence[tuple[int, int]]) -> None:
+        """Slot source to slot target, in order."""
+        kv.move_slots(moves)
+
+    def select_rows(self, x: Floats, batch: ForwardBatch) -> Floats:
+        """Rows batch.logit_rows."""
+        return x.take(batch.logit_rows, axis=0)
+
+    def to_lists(self, x: Any) -> Any:
+        """Plain nested lists."""
+        return x.tolist() if isinstance(x, np.ndarray) else x
+
+    def to_numpy(self, x: Any) -> NDArray[Any]:
+        """The value as an array."""
+        return np.asarray(x)
+
+    # ---- sampling
+
+    def process_logits(self, logits: Floats, rows: Sequence[SamplingRow]) -> Floats:
+        """New logits after bias, bans and penalties; the input itself when no row asks for any."""
+        return numpy_sampling.process_logits(logits, rows)
+
+    def sample(self, logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
+        """One id per row, drawn during the step where it was asked then. Raises RowError naming undrawable rows."""
+        if self._drawn[0] is logits and len(rows) == len(self._drawn[1]):
+            ids = self._drawn[1]
+        else:
+            ids = self._draw(logits, rows)
+        refuse_undrawable([None if i < 0 else i for i in ids])
+        return ids
+
+    def _draw(self, logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
+        if not rows:
+            return []
+        if logits.strides[1] != 4 or logits.strides[0] % 4 or logits.strides[0] < 4 * logits.shape[1]:
+            logits = np.ascontiguousarray(logits)
+        records, ids = (lib.Sampling * len(rows))(), np.empty(len(rows), np.int32)
+        fill_sampling(records, rows)
+        stride = logits.strides[0] // 4 if len(logits) > 1 else logits.shape[1]
+        size = (logits.ctypes.data, len(logits), stride, logits.shape[1])
+        lib.check(self._lib.octavo_sample(self.engine.handle, *size, records, len(rows), ids.ctypes.data), "sampling")
+        return ids.tolist()
+
+    def logprobs(
+        self, logits: Floats, ids: Sequence[int], k: Sequence[int], chosen: Sequence[Sequence[int]]
+    ) -> list[TokenLogprobs]:
+        """Logprobs of ids[r], of the k[r] most likely and of chosen[r], from raw logits."""
+        return [numpy_sampling.logprobs_row(*row) for row in zip(logits, ids, k, chosen, strict=True)]
+
+
+class NativeModel:
+    """A model over the native backend: its forward pass is a program. What else it is, the wrapped model answers."""
+
+    def __init__(self, backend: NativeBackend, model: Any, formats: FormatPlan, kv_dtype: str) -> None:
+        self.backend, self.model, self.formats, self.kv_dtype = backend, model, formats, kv_dtype
+        self.shapes: Mapping[str, Sequence[int]] = model.weight_shapes()
+        self.lowered = lower(capture(model.forward, self.shapes), formats)
+        self._weights: dict[WeightSpec, int] = {}
+        self._programs: weakref.WeakKeyDictionary[NativeKVPool, NativeProgram] = weakref.WeakKeyDictionary()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def kv_groups(self, dtype: str = "") -> tuple[KVGroup, ...]:
+        """The KV groups, in the type that this engine keeps."""
+        groups: tuple[KVGroup, ...] = self.model.kv_groups(dtype or self.kv_dtype)
+        return groups
+
+    @property
+    def weight_format(self) -> str:
+        """The formats as one word: part of what makes bytes equal."""
+        return self.formats.describe()
+
+    def make_room(self, pool: NativeKVPool, scheduling: Any) -> None:
+        """`open` for the limits of a scheduler (max_batched_tokens, max_running_requests, max_seq_len)."""
+        s = scheduling
+        self.open(pool, StepLimits(s.max_batched_tokens, s.max_running_requests, s.max_seq_len))
+
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, packed."""
+        return sum(self._spec_bytes(spec) for spec in self.lowered.weights())
+
+    def _spec_bytes(self, spec: WeightSpec) -> int:
+        shape = self.shapes[spec.name]
+        if isinstance(spec, MatrixSpec):
+            return self.backend.engine.matrix_bytes(shape, spec.format, bool(spec.up))
+        return 4 * int(np.prod(shape)) * (2 if spec.up else 1)
+
+    def page_bytes(self, page_size: int) -> int:
+        """Bytes of one page. Raises InvalidInput for a size that the backend has no pages of."""
+        return page_bytes(self.backend.engine.handle, page_size, self.kv_groups())
+
+    def load(self, read: Read) -> None:
+        """Pack every weight; `read` gives one by its checkpoint name, prepared."""
+        for spec in self.lowered.weights():
+            self._weights[spec] = self.backend.engine.add(spec, read)
+
+    def open(self, pool: NativeKVPool, limits: StepLimits) -> NativeProgram:
+        """Make room for steps up to `limits` over a pool, once: steps allocate nothing."""
+        vocab = self.model.config.vocab_size
+        program = NativeProgram(self.backend.engine, pool, self.lowered, self._weights, limits, vocab)
+        self._programs[pool] = program
+        return program
+
+    def forward(self, ops: Any, w: Any, batch: ForwardBatch) -> Floats:
+        """Logits [R, V] of the rows `batch.logit_rows`; with `batch.sampling`, draws them in the same call."""
+        program = self._programs.get(batch.kv)
+        if program is None:
+            program = self.open(batch.kv, StepLimits())
+        rows = batch.sampling if all(map(is_plain, batch.sampling)) else ()
+        logits, drawn = program.run(batch, rows)
+        self.backend._drawn = (logits if rows else None, drawn)
+        return logits
+
+
+def _floats(values: Any) -> Floats:
+    return np.ascontiguousarray(values, np.float32)
+
+
+def _matrix(shape: Sequence[int], kind: str, pair: bool) -> lib.Matrix:
+    return lib.Matrix(format=lib.FORMATS[kind], interleaved=pair, n=shape[0], k=shape[1])
+
+
+def _pair_bias(gate: Any, up: Any) -> Floats:
+    """Two biases [I] in packed order: alternating in 16s, padded to panels of 64."""
+    size = len(gate)
+    half = np.zeros((2, -(-2 * size // 64) * 32), np.float32)
+    half[0, :size], half[1, :size] = gate, up
+    return np.ascontiguousarray(half.reshape(2, -1, 16).swapaxes(0, 1)).ravel()
+
+
+def _table(pages: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:
+    """Page tables [G][S][*] as one array, padded with -1."""
+    width = max((len(row) for group in pages for row in group), default=1)
+    table = np.full((len(pages), max(map(len, pages)), max(width, 1)), -1, np.int32)
+    for group, rows in enumerate(pages):
+        for row, entries in enumerate(rows):
+            table[group, row, : len(entries)] = entries
+    return table
+
+
+def with_sampling(batch: ForwardBatch, rows: Sequence[SamplingRow]) -> ForwardBatch:
+    """The batch, asking for a draw from row i of its logits as `rows[i]` says."""
+    return replace(batch, sampling=tuple(rows))

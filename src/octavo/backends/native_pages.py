@@ -1,0 +1,96 @@
+"""Pages of K/V in the native library: the pool of the native backend, and a `KVStore` for the core's cache manager."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.list_pages import layer_map
+from octavo.backends.native_lib import KV_TYPES, check, library
+from octavo.core.errors import InvalidInput
+from octavo.core.kv_groups import KVGroup
+
+MIN_PAGE = 16  # tokens; a page is 16 * 2^n
+
+
+def page_bytes(engine: Any, page_size: int, groups: Sequence[KVGroup]) -> int:
+    """Bytes of one page, scales and padding included. Raises InvalidInput for a shape that no kernel takes."""
+    return check(library().octavo_kv_bytes(engine, *_shape(page_size, groups)), "page_size")
+
+
+def _shape(page_size: int, groups: Sequence[KVGroup]) -> tuple[int, int, int, int, int]:
+    """type, page size, kv heads, head size, layers of a group."""
+    shapes = {(g.num_kv_heads, g.k_dim, g.v_dim, g.dtype) for g in groups}
+    group = groups[0]
+    if len(shapes) != 1 or group.k_dim != group.v_dim or group.dtype not in KV_TYPES:
+        raise InvalidInput("groups", sorted(shapes), "the native backend takes groups of one shape, fp32, bf16 or int8")
+    if page_size < MIN_PAGE or page_size & (page_size - 1):
+        raise InvalidInput("page_size", page_size, "the native backend takes pages of 16, 32, 64, ... tokens")
+    depth = max(len(g.layers) + g.padded_layers for g in groups)
+    return KV_TYPES[group.dtype], page_size, group.num_kv_heads, group.k_dim, depth
+
+
+class NativeKVPool:
+    """`num_pages` pages of `page_size` tokens, zeroed. They hold the stored type: reading gives what was kept.
+
+    Raises InvalidInput for groups that differ in shape or an impossible page size.
+    """
+
+    def __init__(self, engine: Any, num_pages: int, page_size: int, groups: Sequence[KVGroup]) -> None:
+        self._lib = library()
+        self.num_pages, self.page_size, self.groups = num_pages, page_size, tuple(groups)
+        self.where = layer_map(groups)  # layer -> (group, index within the group)
+        kind, _, self.num_kv_heads, self.head_dim, self.depth = _shape(page_size, groups)
+        self.handle = self._lib.octavo_kv_open(
+            engine.handle, kind, page_size, self.num_kv_heads, self.head_dim, self.depth, num_pages
+        )
+        if not self.handle:
+            raise InvalidInput("kv_memory", num_pages, self._lib.octavo_error().decode())
+        self.engine = engine  # outlives the pool
+        self._close = weakref.finalize(self, self._lib.octavo_kv_close, self.handle)
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Page source to page target, for each pair. Raises InvalidInput for a page past the pool."""
+        flat = np.ascontiguousarray(pairs, np.int32).reshape(-1)
+        check(self._lib.octavo_kv_copy_pages(self.handle, flat.ctypes.data, len(flat) // 2), "pages")
+
+    def copy_page(self, src: int, dst: int) -> None:
+        """All slots of page `src` to page `dst`."""
+        self.copy_pages([(src, dst)])
+
+    def move_slots(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Slot source (page * page_size + offset) to slot target, all layers, in order."""
+        flat = np.ascontiguousarray(moves, np.int64).reshape(-1)
+        check(self._lib.octavo_kv_move_slots(self.handle, flat.ctypes.data, len(flat) // 2), "slots")
+
+    def write(self, page: int, offset: int, key: Sequence[float], value: Sequence[float]) -> None:
+        """Store one token's key and value, all layers flattened."""
+        keys, values = self._layers(key), self._layers(value)
+        slot = page * self.page_size + offset
+        for layer in range(len(keys)):
+            k, v = keys[layer], values[layer]
+            check(self._lib.octavo_kv_write(self.handle, layer, slot, k.ctypes.data, v.ctypes.data), "slot")
+
+    def read(self, page: int, offset: int) -> tuple[list[float], list[float]]:
+        """One token's key and value as stored, all layers flattened."""
+        shape = (self.depth, self.num_kv_heads * self.head_dim)
+        keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        slot = page * self.page_size + offset
+        for layer in range(self.depth):
+            k, v = keys[layer], values[layer]
+            check(self._lib.octavo_kv_read(self.handle, layer, slot, k.ctypes.data, v.ctypes.data), "slot")
+        return keys.ravel().tolist(), values.ravel().tolist()
+
+    def forget(self, page: int) -> None:
+        """The page is free. Its bytes may stay: no lane reaches them before they are written again."""
+
+    def _layers(self, flat: Sequence[float]) -> NDArray[np.float32]:
+        width = self.num_kv_heads * self.head_dim
+        values = np.ascontiguousarray(flat, np.float32)
+        if not 0 < values.size <= self.depth * width or values.size % width:
+            raise InvalidInput("key or value", f"{values.size} values", f"give up to {self.depth} layers of {width}")
+        return values.reshape(-1, width)

@@ -1,0 +1,166 @@
+"""A lowered program in the native library: opened once over weights and a page pool, then one call a step."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends import native_lib as lib
+from octavo.backends.native_pages import NativeKVPool
+from octavo.backends.native_records import Lowered, NativeOp, WeightSpec
+from octavo.backends.ops import ForwardBatch, SamplingRow
+from octavo.core.errors import InvalidInput
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The largest step that a program makes room for."""
+
+    max_tokens: int = 512
+    max_sequences: int = 64
+    max_positions: int = 8192
+    max_logit_rows: int = 0  # 0: every token and one more a sequence
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows that may ask for logits."""
+        return self.max_logit_rows or self.max_tokens + self.max_sequences
+
+
+class NativeProgram:
+    """One forward pass. A step's arrays are read where they lie: int32, contiguous."""
+
+    def __init__(
+        self,
+        engine: Any,
+        pool: NativeKVPool,
+        lowered: Lowered,
+        weights: Mapping[WeightSpec, int],
+        limits: StepLimits,
+        vocab_size: int,
+    ) -> None:
+        self._lib = lib.library()
+        self.limits, self.vocab_size = limits, vocab_size
+        spec, keep = _spec(lowered, weights, pool, limits, vocab_size)
+        self.handle = self._lib.octavo_program_open(engine.handle, pool.handle, spec)
+        del keep
+        if not self.handle:
+            raise InvalidInput("program", vocab_size, self._lib.octavo_error().decode())
+        self._pool, self._engine = pool, engine  # outlive the program
+        self._close = weakref.finalize(self, self._lib.octavo_program_close, self.handle)
+        self._step = lib.Step(size=ctypes.sizeof(lib.Step))
+        self._sampling = (lib.Sampling * limits.max_sequences)()
+        self._sampled = np.empty(limits.max_sequences, np.int32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of activations and scratch."""
+        return int(self._lib.octavo_program_bytes(self.handle))
+
+    def barriers(self, tokens: int, logit_rows: int) -> int:
+        """How often the threads meet between the records of a step in which every sequence has one token."""
+        return int(self._lib.octavo_program_barriers(self.handle, tokens, logit_rows))
+
+    def run(self, batch: ForwardBatch, rows: Sequence[SamplingRow] = ()) -> tuple[Floats, list[int]]:
+        """Logits [R, V], valid until the next step, and the ids drawn for `rows` (row i of the logits each; -1: none).
+
+        Raises InvalidInput for a step outside the limits or with indices outside their arrays.
+        """
+        step, table = self._step, batch.page_table
+        step.tokens, step.sequences = len(batch.token_ids), len(batch.seq_lens)
+        step.logit_rows, step.samples = len(batch.logit_rows), len(rows)
+        _, step.table_rows, step.table_width = table.shape
+        step.token_ids, step.positions = batch.token_ids.ctypes.data, batch.positions.ctypes.data
+        step.starts, step.rows = batch.cu_seqlens_q.ctypes.data, batch.logit_rows.ctypes.data
+        step.table_row, step.page_table = batch.cache["table_row"].ctypes.data, table.ctypes.data
+        silent = batch.cache.get("no_write")
+        step.no_write = None if silent is None else silent.ctypes.data
+        if rows:
+            fill_sampling(self._sampling, rows)
+            step.sampling, step.sampled = ctypes.addressof(self._sampling), self._sampled.ctypes.data
+        lib.check(self._lib.octavo_run(self.handle, step), "step")
+        return self._logits(step.logit_rows), self._sampled[: len(rows)].tolist()
+
+    def _logits(self, rows: int) -> Floats:
+        if not rows:
+            return np.empty((0, self.vocab_size), np.float32)
+        stride = ctypes.c_int64()
+        address = self._lib.octavo_logits(self.handle, stride)
+        memory = (ctypes.c_float * (rows * stride.value)).from_address(address)
+        return np.ctypeslib.as_array(memory).reshape(rows, stride.value)[:, : self.vocab_size]
+
+
+def fill_sampling(records: Any, rows: Sequence[SamplingRow]) -> None:
+    """`rows` as octavo_sampling records, row i of the logits each."""
+    for at, wanted in enumerate(rows):
+        p = wanted.params
+        records[at] = (
+            *(at, max(0, p.top_k), p.temperature, p.top_p, p.min_p, wanted.seed & (1 << 64) - 1),
+            *(wanted.choice & 0xFFFFFFFF, wanted.output_index & 0xFFFFFFFF, wanted.purpose & 0xFFFFFFFF, 0),
+        )
+
+
+def _spec(
+    lowered: Lowered, weights: Mapping[WeightSpec, int], pool: NativeKVPool, limits: StepLimits, vocab_size: int
+) -> tuple[lib.ProgramSpec, list[Any]]:
+    """The program as plain records, and what must live until the library has read them."""
+    extra: list[int] = []
+    records = [_record(op, weights, extra) for op in lowered.ops]
+    ops = (lib.Op * len(records))(*records)
+    buffers = (lib.Buffer * len(lowered.buffers))(*(lib.Buffer(rows, 0, cols) for rows, cols in lowered.buffers))
+    frequencies = [(ctypes.c_double * len(rope.inv_freq))(*rope.inv_freq) for rope in lowered.ropes]
+    ropes = (lib.Rope * max(1, len(frequencies)))(
+        *(
+            lib.Rope(ctypes.cast(f, ctypes.POINTER(ctypes.c_double)), rope.attention_factor, len(f))
+            for f, rope in zip(frequencies, lowered.ropes, strict=True)
+        )
+    )
+    layers = max(lowered.num_layers, 1)
+    where = [pool.where.get(layer, (0, 0)) for layer in range(layers)]
+    group, index = ((ctypes.c_int32 * layers)(*column) for column in zip(*where, strict=True))
+    more = (ctypes.c_int32 * max(1, len(extra)))(*extra)
+    spec = lib.ProgramSpec(
+        size=ctypes.sizeof(lib.ProgramSpec),
+        num_buffers=len(lowered.buffers),
+        num_ops=len(records),
+        num_ropes=len(lowered.ropes),
+        num_layers=layers,
+        num_groups=len(pool.groups),
+        max_tokens=limits.max_tokens,
+        max_sequences=limits.max_sequences,
+        max_logit_rows=limits.logit_rows,
+        max_positions=limits.max_positions,
+        vocab_size=vocab_size,
+        logits=lowered.logits,
+        hidden=lib.NONE,
+        num_extra=len(extra),
+        buffers=buffers,
+        ops=ops,
+        ropes=ropes,
+        layer_group=group,
+        layer_index=index,
+        extra=more,
+    )
+    return spec, [ops, buffers, frequencies, ropes, group, index, more]
+
+
+def _record(op: NativeOp, weights: Mapping[WeightSpec, int], extra: list[int]) -> lib.Op:
+    record = lib.Op(code=op.code)
+    for places, given in ((record.inputs, op.inputs), (record.outputs, dict(enumerate(op.outputs)))):
+        places[:] = [given.get(at, lib.NONE) for at in range(4)]
+    record.weights[:] = [weights[op.weights[at]] if at in op.weights else lib.NONE for at in range(9)]
+    numbers = list(op.i)
+    if op.extra:
+        numbers[0] = len(extra)
+        extra += [weights[spec] for spec in op.extra]
+    record.i[: len(numbers)] = numbers
+    record.f[: len(op.f)] = op.f
+    return record
