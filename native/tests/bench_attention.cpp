@@ -51,6 +51,23 @@ double bf16_peak() {
 #endif
 }
 
+// GB/s of this thread reading 256 MB, what decode is measured against.
+double read_rate() {
+  const size_t bytes = size_t(256) << 20;
+  uint64_t* p = (uint64_t*)aligned_alloc(size_t(2) << 20, bytes);
+  madvise(p, bytes, MADV_HUGEPAGE);
+  memset(p, 1, bytes);
+  uint64_t sum[8] = {};
+  const double t = best(3, [&] {
+    for (size_t i = 0; i < bytes / 8; i += 8) {
+      __builtin_prefetch(p + i + 128, 0, 3);
+      for (size_t j = 0; j < 8; j++) sum[j] += p[i + j];
+    }
+  });
+  free(p);
+  return (sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7]) == 1 ? 0 : double(bytes) / t * 1e-9;
+}
+
 // `sequences` rows at context `context`; `layers` copies of their pages, so that K and V come from memory.
 void decode(const Kernels* k, Random& random, int32_t type, int64_t sequences, int64_t context, int64_t layers) {
   octavo::KV kv = {};
@@ -119,7 +136,7 @@ void small(const Kernels* k, Random& random) {
 
 int main(int argc, char** argv) {
   const double peak = bf16_peak();
-  printf("bf16 dot peak of this core: %.0f GFLOP/s\n", peak);
+  printf("this core: bf16 dot peak %.0f GFLOP/s, reads %.1f GB/s\n", peak, read_rate());
   const char* names[] = {"fp32", "bf16", "int8"};
   for (const Kernels* k : tables(argc > 1 ? argv[1] : nullptr)) {
     Random random(11);
