@@ -185,6 +185,44 @@ void test_tree(const Kernels* k, Random& random) {
   }
 }
 
+// Chunks by separate calls, merged; rows of several sequences that share pages, in one item: the bits of plain items.
+void test_parts(const Kernels* k, Random& random) {
+  for (int i = 0; i < 9; i++) {
+    Case c = random_case(random, i % 3);
+    const int64_t shared = 1024, sequences = 5, width = c.group * c.dim, state = k->attn_partial(c.dim);
+    Pages prefix(k, random, c.type, c.page_size, 1, c.dim, shared);
+    const Sequence s(random, shared, c.dim);
+    for (int64_t p = 0; p < shared; p++) prefix.write(s, p, p, 0);
+    Query q(random, sequences, 0, c.group, c.dim, 4);
+    if (i >= 6) q.soft_cap = 3, q.sinks.assign(size_t(c.group), 0.5f);
+    std::vector<float> out(q.q.size()), want(q.q.size()), partial(size_t(sequences * c.group * 4 * state), NAN);
+    std::vector<int64_t> positions, order;
+    for (int64_t n = 0; n < sequences; n++) positions.push_back(random.between(shared, 1599)), order.push_back((n * 2 + 1) % sequences);
+    Buffer scratch(k->attn_scratch(c.group, c.dim));
+    octavo::AttnItem item = {};
+    item.layer_in_group = 1, item.group = c.group, item.ldq = item.ldo = width, item.scale = q.scale, item.soft_cap = q.soft_cap;
+    item.sinks = q.sinks.empty() ? nullptr : q.sinks.data(), item.scratch = scratch.p;
+    item.q = q.q.data(), item.out = out.data(), item.partial = partial.data(), item.partial_chunks = 4;
+    std::vector<int64_t> places;
+    for (int64_t n : order) places.push_back(positions[size_t(n)]);
+    octavo::AttnItem both = item;
+    both.kv = &prefix.kv, both.pages = prefix.table.data(), both.rows = sequences, both.positions = places.data(), both.row_index = order.data();
+    for (int64_t chunk : {1, 0}) both.chunk0 = chunk, both.chunk1 = chunk + 1, k->attention(&both);
+    for (int64_t n = 0; n < sequences; n++) {
+      Pages own(k, random, c.type, 32, 1, c.dim, 1600);
+      const Sequence tail(random, 1600, c.dim);
+      for (int64_t p = 0; p <= positions[size_t(n)]; p++) own.write(p < shared ? s : tail, p, p, 0);
+      octavo::AttnItem rest = item;
+      rest.kv = &own.kv, rest.pages = own.table.data(), rest.rows = 1, rest.pos0 = positions[size_t(n)], rest.row_index = &n;
+      for (int64_t chunk : {3, 2}) rest.chunk0 = chunk, rest.chunk1 = chunk + 1, k->attention(&rest);
+      k->attention_merge(&rest);
+      rest.chunk0 = rest.chunk1 = 0, rest.partial = nullptr, rest.out = want.data();
+      k->attention(&rest);
+    }
+    CHECK(!memcmp(out.data(), want.data(), out.size() * 4));
+  }
+}
+
 // Pages return what was written, to the rounding of their type; sizes that cannot be are refused.
 void test_pages(const Kernels* k, Random& random) {
   for (int32_t type = 0; type < 3; type++)
@@ -223,6 +261,7 @@ int main(int argc, char** argv) {
     test_bits(k, random);
     test_later_positions(k, random);
     test_tree(k, random);
+    test_parts(k, random);
     if (failures > before) printf("%s: %ld failed\n", k->name, failures - before);
   }
   return finish("test_attention");
