@@ -80,10 +80,19 @@ struct AttnItem {
   float scale, soft_cap;
   int32_t window;        // 0: none; position p sees (p - window, p]
   const float* sinks;    // [group] or null: a logit that joins the denominator only
-  const int32_t* parents; // tree rows: parent of each row within the item, or null: a chain
+  const int32_t* parents; // tree rows: parent of each row within the item (-1: the history), always an earlier one; null:
+                          // a chain. Row i stands at pos0 + its depth; its K/V lie in the slot of position pos0 + i.
   float* scores;         // exported attention probabilities or null (declared; later issue)
   uint8_t* scratch;      // attn_scratch(group, dim) bytes, 64-byte aligned, of this thread
   const uint8_t* prefetch; // first page blob of the next item, or null
+
+  // Optional (zero: the plain item). A part of the keys, for several threads on one sequence; rows of several sequences
+  // that share the pages of these chunks, which are then read once. The bits stay those of the plain item.
+  int64_t chunk0, chunk1;     // chunks [chunk0, chunk1) of 512 absolute positions only; 0, 0: all
+  const int64_t* positions;   // [rows] absolute position of each row, in any order; null: pos0 + i
+  const int64_t* row_index;   // [rows] row i is row row_index[i] of q, out and partial; null: i
+  float* partial;             // not null: states go here and attention_merge makes `out` of them:
+  int64_t partial_chunks;     // [row][group][partial_chunks][attn_partial(dim)], by absolute chunk
 };
 
 struct Kernels {
@@ -121,6 +130,10 @@ struct Kernels {
   void (*argmax)(const float* x, int64_t n, int64_t* id, float* value);                                     // lowest id on ties
   double (*logsumexp)(const float* x, int64_t n, float max);                                                // fixed order
   void (*gumbel_row)(float* noise, int64_t n, uint64_t seed, uint32_t choice, uint32_t index, uint32_t purpose);  // as backends/random.py
+
+  // ---- attention in parts
+  int64_t (*attn_partial)(int32_t dim);            // floats of one (row, head, chunk)
+  void (*attention_merge)(const AttnItem* item);   // partial -> out, once the items of all chunks that its rows see have run
 };
 
 extern "C" const Kernels* octavo_kernels_generic();

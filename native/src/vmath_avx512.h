@@ -23,8 +23,8 @@ VM_INL vi vround(vf a) { return _mm512_cvtps_epi32(a); }  // nearest, ties to ev
 VM_INL vf vas_float(vi a) { return _mm512_castsi512_ps(a); }
 template <int N> VM_INL vi vshl(vi a) { return _mm512_slli_epi32(a, N); }
 template <int N> VM_INL vi vsar(vi a) { return _mm512_srai_epi32(a, N); }
+template <int N> VM_INL vi vshr(vi a) { return _mm512_srli_epi32(a, N); }
 VM_INL vi vandi(vi a, int32_t b) { return _mm512_and_si512(a, _mm512_set1_epi32(b)); }
-VM_INL vi vxori(vi a, int32_t b) { return _mm512_xor_si512(a, _mm512_set1_epi32(b)); }
 
 // Lanes first <= i < last.
 VM_INL vm vrange(int64_t first, int64_t last) {

@@ -63,8 +63,9 @@ VM_INL vf vcvt(vi a) { VM_EACH(vf, __builtin_convertvector(a.p[i], pf)); }
 VM_INL vf vas_float(vi a) { VM_EACH(vf, (pf)a.p[i]); }
 template <int N> VM_INL vi vshl(vi a) { VM_EACH(vi, a.p[i] << N); }
 template <int N> VM_INL vi vsar(vi a) { VM_EACH(vi, a.p[i] >> N); }
+typedef uint32_t pu __attribute__((vector_size(PIECE)));
+template <int N> VM_INL vi vshr(vi a) { VM_EACH(vi, (pi)((pu)a.p[i] >> N)); }
 VM_INL vi vandi(vi a, int32_t b) { VM_EACH(vi, a.p[i] & piece1i(b)); }
-VM_INL vi vxori(vi a, int32_t b) { VM_EACH(vi, a.p[i] ^ piece1i(b)); }
 
 // Adding 1.5 * 2^23 leaves the nearest integer (ties to even) in the low bits; for |x| < 2^22.
 constexpr float ROUNDER = 12582912.0f;
