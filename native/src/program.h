@@ -52,9 +52,14 @@ struct MoeScratch {
   int64_t ld_inner = 0, ld_outer = 0, pairs = 0;
 };
 
+// Rows [begin, end) of operands, which are the rows from base + begin on of the buffers.
+struct RowRange {
+  int64_t begin, end, base;
+};
+
 // Working memory of one thread.
 struct ThreadScratch {
-  uint8_t* operands;   // an Act of kFewRows rows
+  uint8_t* operands;   // an Act of kRowBlock rows
   float* scale;        // [rows] inverse root mean squares
   uint8_t* attention;
   float* row;          // one row of the widest buffer
@@ -118,8 +123,8 @@ class Program {
   void few_rows(const Op& op, int thread);
   void by_panels(const Op& op, int thread);
   void by_rows(const Op& op, int thread);
-  void prepare(const Op& op, const Act& act, float* scale, int64_t r0, int64_t r1);
-  void multiply(const Op& op, const Act& act, int64_t r0, int64_t r1, int64_t p0, int64_t p1, const uint8_t* next);
+  void prepare(const Op& op, const Act& act, float* scale, RowRange rows);
+  void multiply(const Op& op, const Act& act, RowRange rows, int64_t p0, int64_t p1, const uint8_t* next);
   void multiply_share(const Op& op, const Act& act, int64_t rows, int thread);
   const uint8_t* next_panel(const Op& op, int thread) const;
   void moe(const Op& op, int thread);
@@ -139,6 +144,7 @@ class Program {
   Mode mode_for(int64_t rows) const;
   int64_t act_bytes(const Act& layout, int64_t rows) const;
   Act place(const Act& layout, uint8_t* memory, int64_t rows) const;
+  int64_t shared_rows() const { return kSplitRows * engine_->threads; }  // from here on threads have operands of their own
   int64_t most_rows() const { return limits_.max_tokens > limits_.max_logit_rows ? limits_.max_tokens : limits_.max_logit_rows; }
   const Weight& weight(int32_t number) const { return engine_->weights[static_cast<size_t>(number)]; }
   const float* vector(int32_t number) const { return number == OCTAVO_NONE ? nullptr : weight(number).values; }

@@ -98,7 +98,7 @@ void Program::allocate() {
   }
   values_ = memory_.take(values);
   for (Op& op : ops_) {
-    if (op.record.code == OCTAVO_LINEAR) operands = std::max(operands, act_bytes(op.act, most_rows()));
+    if (op.record.code == OCTAVO_LINEAR) operands = std::max(operands, act_bytes(op.act, shared_rows()));
   }
   act_memory_ = memory_.take(operands);
   for (Rope& rope : ropes_) {
@@ -142,7 +142,7 @@ void Program::allocate_threads() {
   int64_t operands = 64, widest = 0, attention = 64;
   for (const int64_t stride : stride_) widest = std::max(widest, stride);
   for (const Op& op : ops_) {
-    if (op.record.code == OCTAVO_LINEAR) operands = std::max(operands, act_bytes(op.act, kFewRows));
+    if (op.record.code == OCTAVO_LINEAR) operands = std::max(operands, act_bytes(op.act, kRowBlock));
     if (op.record.code != OCTAVO_ATTENTION) continue;
     const int64_t group = cols(op.record.in[0]) / pages_->kv.dim / pages_->kv.kv_heads;
     attention = std::max(attention, kernels_->attn_scratch(static_cast<int32_t>(group), pages_->kv.dim));

@@ -42,8 +42,8 @@ Stages linear_stages(const octavo_op& op, const Ways& ways) {
   s.split = mode == Mode::kPanels;
   Accesses* products = s.split ? &s.second : &s.first;
   reads(&s.first, op.in[0], mode == Mode::kFew ? Owner::kAny : row);
-  if (mode != Mode::kFew) writes(&s.first, ways.buffers + kOperands, row);
-  if (mode != Mode::kFew) reads(products, ways.buffers + kOperands, panel);
+  if (s.split) writes(&s.first, ways.buffers + kOperands, Owner::kAny);
+  if (s.split) reads(products, ways.buffers + kOperands, Owner::kAny);
   reads(products, op.in[1], panel);
   for (int j = 0; j < op.i[1]; j++) writes(products, op.out[j], panel);
   return s;

@@ -40,37 +40,36 @@ void Program::linear(const Op& op, int thread) {
 void Program::few_rows(const Op& op, int thread) {
   const ThreadScratch& own = scratch_[static_cast<size_t>(thread)];
   const int64_t m = rows(op.record.out[0]);
-  const Act act = place(op.act, own.operands, kFewRows);
-  prepare(op, act, own.scale, 0, m);
+  const Act act = place(op.act, own.operands, kRowBlock);
+  prepare(op, act, own.scale, {0, m, 0});
   multiply_share(op, act, m, thread);
 }
 
 void Program::by_panels(const Op& op, int thread) {
   const int64_t m = rows(op.record.out[0]);
-  const Act act = place(op.act, act_memory_, most_rows());
-  prepare(op, act, scratch_[static_cast<size_t>(thread)].scale, share(m, thread), share(m, thread + 1));
+  const Act act = place(op.act, act_memory_, shared_rows());
+  prepare(op, act, scratch_[static_cast<size_t>(thread)].scale, {share(m, thread), share(m, thread + 1), 0});
   Pool::shared().barrier();
   multiply_share(op, act, m, thread);
 }
 
+// Operands are the thread's own, a block of rows at a time: rows of different widths in shared memory would overlap.
 void Program::by_rows(const Op& op, int thread) {
+  const ThreadScratch& own = scratch_[static_cast<size_t>(thread)];
   const int64_t m = rows(op.record.out[0]), last = share(m, thread + 1);
-  const Act act = place(op.act, act_memory_, most_rows());
-  for (int64_t r0 = share(m, thread); r0 < last; r0 += kRowBlock) {
-    const int64_t r1 = std::min(r0 + kRowBlock, last);
-    prepare(op, act, scratch_[static_cast<size_t>(thread)].scale, r0, r1);
-    multiply(op, act, r0, r1, 0, op.panels, next_panel(op, thread));
+  const Act act = place(op.act, own.operands, kRowBlock);
+  for (int64_t first = share(m, thread); first < last; first += kRowBlock) {
+    const RowRange block{0, std::min(kRowBlock, last - first), first};
+    prepare(op, act, own.scale, block);
+    multiply(op, act, block, 0, op.panels, next_panel(op, thread));
   }
 }
 
-void Program::prepare(const Op& op, const Act& act, float* scale, int64_t r0, int64_t r1) {
+void Program::prepare(const Op& op, const Act& act, float* scale, RowRange r) {
   const int32_t in = op.record.in[0];
-  if (op.norm == nullptr) {
-    kernels_->quantize(&act, r0, r1, data(in), stride(in), nullptr, nullptr);
-    return;
-  }
-  kernels_->inv_rms(data(in), stride(in), r0, r1, cols(in), op.record.f[0], scale);
-  kernels_->quantize(&act, r0, r1, data(in), stride(in), op.norm, scale);
+  const float* x = data(in) + r.base * stride(in);
+  if (op.norm != nullptr) kernels_->inv_rms(x, stride(in), r.begin, r.end, cols(in), op.record.f[0], scale);
+  kernels_->quantize(&act, r.begin, r.end, x, stride(in), op.norm, op.norm == nullptr ? nullptr : scale);
 }
 
 // This thread's panels: a contiguous run, so that its weights are one stream. Panels left over are shared by rows once
@@ -78,14 +77,14 @@ void Program::prepare(const Op& op, const Act& act, float* scale, int64_t r0, in
 void Program::multiply_share(const Op& op, const Act& act, int64_t m, int thread) {
   const int64_t n = op.panels, whole = m >= kSharedPanelRows ? n / engine_->threads * engine_->threads : n;
   const uint8_t* next = next_panel(op, thread);
-  multiply(op, act, 0, m, share(whole, thread), share(whole, thread + 1), whole == n ? next : nullptr);
-  if (whole < n) multiply(op, act, share(m, thread), share(m, thread + 1), whole, n, next);
+  multiply(op, act, {0, m, 0}, share(whole, thread), share(whole, thread + 1), whole == n ? next : nullptr);
+  if (whole < n) multiply(op, act, {share(m, thread), share(m, thread + 1), 0}, whole, n, next);
 }
 
-// Rows [r0, r1) by panels [p0, p1), counted over all matrices of the record.
-void Program::multiply(const Op& op, const Act& act, int64_t r0, int64_t r1, int64_t p0, int64_t p1, const uint8_t* next) {
+// Rows of operands by panels [p0, p1), counted over all matrices of the record.
+void Program::multiply(const Op& op, const Act& act, RowRange range, int64_t p0, int64_t p1, const uint8_t* next) {
   const octavo_op& r = op.record;
-  if (r0 >= r1) return;
+  if (range.begin >= range.end) return;
   int64_t first = 0;
   for (int j = 0; j < op.count; j++) {
     const Mat& mat = *op.mats[j];
@@ -94,14 +93,14 @@ void Program::multiply(const Op& op, const Act& act, int64_t r0, int64_t r1, int
     if (begin >= end) continue;
     Epilogue e{};
     e.kind = r.i[0];
-    e.out = data(r.out[j]);
     e.ldo = stride(r.out[j]);
+    e.out = data(r.out[j]) + range.base * e.ldo;
     e.bias = op.bias[j];
-    e.res = r.in[1] == OCTAVO_NONE ? nullptr : data(r.in[1]);
     e.ldr = r.in[1] == OCTAVO_NONE ? 0 : stride(r.in[1]);
+    e.res = r.in[1] == OCTAVO_NONE ? nullptr : data(r.in[1]) + range.base * e.ldr;
     e.soft_cap = r.f[1];
     const bool more = p1 > first && j + 1 < op.count;
-    kernels_->gemm(&mat, &act, r0, r1, begin, end, &e, more ? op.mats[j + 1]->base : next);
+    kernels_->gemm(&mat, &act, range.begin, range.end, begin, end, &e, more ? op.mats[j + 1]->base : next);
   }
 }
 

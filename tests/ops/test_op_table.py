@@ -46,7 +46,7 @@ def test_unknown_backend_names_the_nearest() -> None:
         create_backend("nunpy")
     with pytest.raises(InvalidInput, match="known: reference, numpy"):
         create_backend("zzz")
-    assert available_backends() == ("reference", "numpy")
+    assert available_backends()[:2] == ("reference", "numpy")
     assert create_backend("auto").name == "numpy"
 
 

@@ -193,6 +193,7 @@ class NativeModel:
         self.backend, self.model, self.formats, self.kv_dtype = backend, model, formats, kv_dtype
         self.shapes: Mapping[str, Sequence[int]] = model.weight_shapes()
         self.lowered = lower(capture(model.forward, self.shapes), formats)
+        self.limits = StepLimits()  # of pools for which nobody called `open`
         self._weights: dict[WeightSpec, int] = {}
         self._programs: weakref.WeakKeyDictionary[NativeKVPool, NativeProgram] = weakref.WeakKeyDictionary()
 
@@ -244,7 +245,7 @@ class NativeModel:
         """Logits [R, V] of the rows `batch.logit_rows`; with `batch.sampling`, draws them in the same call."""
         program = self._programs.get(batch.kv)
         if program is None:
-            program = self.open(batch.kv, StepLimits())
+            program = self.open(batch.kv, self.limits)
         rows = batch.sampling if all(map(is_plain, batch.sampling)) else ()
         logits, drawn = program.run(batch, rows)
         self.backend._drawn = (logits if rows else None, drawn)
