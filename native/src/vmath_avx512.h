@@ -24,6 +24,11 @@ VM_INL vf vas_float(vi a) { return _mm512_castsi512_ps(a); }
 template <int N> VM_INL vi vshl(vi a) { return _mm512_slli_epi32(a, N); }
 template <int N> VM_INL vi vsar(vi a) { return _mm512_srai_epi32(a, N); }
 template <int N> VM_INL vi vshr(vi a) { return _mm512_srli_epi32(a, N); }
+// The value as if it came from elsewhere: the compiler does not combine what is done to it before and after.
+VM_INL vi vopaque(vi a) {
+  asm("" : "+v"(a));
+  return a;
+}
 VM_INL vi vandi(vi a, int32_t b) { return _mm512_and_si512(a, _mm512_set1_epi32(b)); }
 
 // Lanes first <= i < last.

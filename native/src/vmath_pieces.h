@@ -65,6 +65,13 @@ template <int N> VM_INL vi vshl(vi a) { VM_EACH(vi, a.p[i] << N); }
 template <int N> VM_INL vi vsar(vi a) { VM_EACH(vi, a.p[i] >> N); }
 typedef uint32_t pu __attribute__((vector_size(PIECE)));
 template <int N> VM_INL vi vshr(vi a) { VM_EACH(vi, (pi)((pu)a.p[i] >> N)); }
+// The value as if it came from elsewhere: the compiler does not combine what is done to it before and after.
+VM_INL vi vopaque(vi a) {
+#if defined(__x86_64__) || defined(__i386__)
+  VM_UNROLL for (int i = 0; i < PIECES; i++) asm("" : "+x"(a.p[i]));
+#endif
+  return a;
+}
 VM_INL vi vandi(vi a, int32_t b) { VM_EACH(vi, a.p[i] & piece1i(b)); }
 
 // Adding 1.5 * 2^23 leaves the nearest integer (ties to even) in the low bits; for |x| < 2^22.
