@@ -22,17 +22,21 @@ RUN_TESTS := $(BIN)/python -m pytest -n 2 --dist loadfile
 # two test workers on two cores: one thread each for matrix products
 test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help serve test check test-contract test-core test-rest test-models soak format clean
+# what the native library is made of; its build directory knows the rest
+NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
+NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
+
+.PHONY: native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \2/p' $(MAKEFILE_LIST) | awk '{printf "  make %-14s", $$2; $$1 = $$2 = ""; print}'
 	@echo '  Variables: MODEL= PORT= ARGS="--flags" for serve; PYTHON= for the interpreter (3.10 or newer).'
 
-serve: $(VENV)/.installed ## install if needed, fetch the model if needed, and serve it (MODEL= PORT= ARGS=)
+serve: $(VENV)/.installed $(VENV)/.native ## install if needed, fetch the model if needed, and serve it (MODEL= PORT= ARGS=)
 	@exec $(BIN)/octavo serve '$(MODEL)' --port '$(PORT)' $(ARGS)
 
-test: $(VENV)/.installed-dev ## install if needed, then every check and test
+test: $(VENV)/.installed-dev $(VENV)/.native ## install if needed, then every check and test
 	@start=$$(date +%s); \
 	$(MAKE) --no-print-directory check && \
 	$(MAKE) --no-print-directory test-contract && \
@@ -65,12 +69,27 @@ test-rest: $(VENV)/.installed-dev ## all other tests
 soak: $(VENV)/.installed-dev ## 16 streaming clients on the real model for two minutes
 	@$(BIN)/python benchmarks/soak.py
 
+native: $(VENV)/.cmake ## build the native library again where its sources changed
+	@$(NATIVE_BUILD) && touch $(VENV)/.native
+
+native-test: $(VENV)/.cmake ## the kernels' own tests, in C++
+	@sh native/check.sh plain
+
+sanitize: $(VENV)/.cmake ## the same under the address and undefined, then the thread sanitizer
+	@sh native/check.sh address,undefined && sh native/check.sh thread
+
+qemu: $(VENV)/.cmake ## the same for ARM, run by qemu and held against vectors of this machine
+	@sh native/check.sh qemu
+
+codegen: native ## no dot loop of a table keeps a vector on the stack
+	@$(PYTHON) native/tests/check_codegen.py build/native/CMakeFiles/octavo_objects.dir/src/kernels_*.o
+
 format: $(VENV)/.installed-dev ## format the sources and mend what lint can mend
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
 
 clean: ## remove .venv and everything that installing and testing leave behind (models stay in the cache)
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf $(VENV) build dist src/octavo/backends/_native src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # ---- installing: a stamp for each, renewed when pyproject.toml changes
@@ -87,12 +106,25 @@ $(BIN)/python: | $(VENV)/.python
 	@$(PYTHON) -m venv $(VENV) || { \
 		echo 'error: this Python cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv' >&2; exit 1; }
 
+# The library is built apart from the package, in a folder that keeps what did not change.
+EDITABLE := --config-settings=wheel.cmake=false --config-settings=editable.mode=inplace --editable
+
+$(VENV)/.cmake: | $(BIN)/python
+	@cmake --version >/dev/null 2>&1 || $(PIP) cmake ninja
+	@touch $@
+
+# A machine without a compiler is told so here, once; a source that does not compile is an error.
+$(VENV)/.native: $(NATIVE_SOURCES) | $(VENV)/.cmake
+	@echo 'building the native library'
+	@$(NATIVE_BUILD) >$(VENV)/native.log || { status=$$?; cat $(VENV)/native.log; test $$status -eq 3; }
+	@touch $@
+
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@echo 'installing Octavo into $(VENV)'
-	@$(PIP) --editable .
+	@$(PIP) $(EDITABLE) .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo 'installing Octavo and what its tests need into $(VENV)'
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) $(EDITABLE) '.[dev]'
 	@touch $(VENV)/.installed $@

@@ -1,35 +1,20 @@
 #!/bin/sh
-# Builds the native library beside the Python module that loads it. CXX, EXTRA (further flags) and OUT are honoured.
-set -e
+# Builds the native library beside the Python module that loads it; again, only what changed. Without a compiler it says so and
+# ends with 3. $CMAKE, $CXX (at the first build) and $JOBS are honoured; arguments go to CMake (-DOCTAVO_...).
+set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-out=${OUT:-$here/../src/octavo/backends/_native}
-objects=${OBJECTS:-$here/build/objects}
-mkdir -p "$out" "$objects"
-common="-std=c++17 -O3 -fno-tree-pre -ffp-contract=off -fPIC -fvisibility=hidden -pthread -I$here/include -I$here/src $EXTRA"
+root=$(dirname "$here")
+build=$root/build/native
+cmake=${CMAKE:-cmake}
+command -v "$cmake" >/dev/null || { echo 'error: cmake is missing: pip install cmake' >&2; exit 1; }
+mkdir -p "$build"
 
-compile() { # source, object, flags
-  newest=$(ls -t "$1" "$here"/src/*.h "$here"/src/*.inc "$here"/include/*.h "$here"/build.sh | head -1)
-  [ -e "$objects/$2" ] && [ "$objects/$2" -nt "$newest" ] || ${CXX:-g++} $common $3 -c "$1" -o "$objects/$2"
-}
-
-avx2="-mavx2 -mfma -mf16c"
-avx512="$avx2 -mavx512f -mavx512bw -mavx512vl -mavx512dq"
-for name in api arena dispatch engine pool program_check program_open program_sync run run_linear run_moe sampling step sync; do
-  compile "$here/src/$name.cpp" $name.o "-Wall -Wextra" &
-done
-wait
-case $(uname -m) in
-  x86_64 | amd64)
-    compile "$here/src/kernels_generic.cpp" kernels_generic.o "" &
-    compile "$here/src/kernels_avx512_vnni_bf16.cpp" kernels_avx512_vnni_bf16.o "$avx512 -mavx512vnni -mavx512bf16" &
-    wait
-    compile "$here/src/kernels_avx2.cpp" kernels_avx2.o "$avx2" &
-    compile "$here/src/kernels_avx2_vnni.cpp" kernels_avx2_vnni.o "$avx2 -mavxvnni" &
-    wait
-    compile "$here/src/kernels_avx512.cpp" kernels_avx512.o "$avx512" &
-    compile "$here/src/kernels_amx.cpp" kernels_amx.o "$avx512 -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16" &
-    wait
-    ;;
-  *) compile "$here/src/kernels_generic.cpp" kernels_generic.o "" ;;
-esac
-${CXX:-g++} -shared -pthread $EXTRA -Wl,--no-undefined -o "$out/liboctavo_native.so" "$objects"/*.o
+generator=
+if [ ! -e "$build/CMakeCache.txt" ] && command -v ninja >/dev/null 2>&1; then generator=-GNinja; fi
+if ! "$cmake" -S "$here" -B "$build" $generator "-DOCTAVO_PLACE=$root/src/octavo/backends/_native" "$@" >"$build/configure.log" 2>&1; then
+  rm -f "$build/CMakeCache.txt"
+  echo "The native kernels were not built: no working C++ compiler was found, see $build/configure.log" >&2
+  echo 'Octavo runs without them, slowly. Install one (on Debian or Ubuntu: apt install g++), then: make native' >&2
+  exit 3
+fi
+"$cmake" --build "$build" --parallel "${JOBS:-$(getconf _NPROCESSORS_ONLN)}" --target octavo_native

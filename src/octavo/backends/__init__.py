@@ -52,6 +52,10 @@ def create_backend(name: str, **options: Any) -> Any:
     """
     if name == "auto":
         name = available_backends()[-1]
+        if name == "numpy":
+            from octavo.backends.native_build import mention_once
+
+            mention_once()
     known = BACKENDS | COMPILED
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from octavo import __version__
 from octavo.core.errors import OctavoError
@@ -82,6 +84,7 @@ def findings(cache_dir: str = "") -> Iterator[Finding]:
     )
     yield from _packages()
     yield _backend()
+    yield from _native()
     yield from _processor()
     yield _memory()
     yield from _cache(cache_dir)
@@ -110,6 +113,44 @@ def _backend() -> Finding:
         return Finding("backend", create_backend("auto").name)
     except (OctavoError, ImportError) as error:
         return Finding("backend", "none", f"{error}; install NumPy: pip install numpy", fatal=True)
+
+
+def _native() -> Iterator[Finding]:
+    from octavo.backends.native_build import read_build, unavailable
+    from octavo.backends.native_lib import library
+
+    missing = unavailable()
+    if missing is not None:
+        yield Finding("native kernels", f"pure Python: {missing.reason}", missing.remedy)
+        return
+    try:
+        engine = _active_engine()
+    except OctavoError as error:
+        yield Finding("native kernels", "built, but cannot start", f"{error}; see OCTAVO_NATIVE_ISA")
+        return
+    yield Finding("native kernels", f"{engine.isa}, {engine.threads} threads")
+    build, usable = read_build(), library().octavo_isas().decode()
+    found = f"{usable.replace(' ', ', ')} run here"
+    if build is not None:
+        found += f"; built: {', '.join(build.tables)} ({build.compiler})"
+    yield Finding("kernel tables", found)
+    yield _huge_pages()
+
+
+def _active_engine() -> Any:
+    from octavo.backends.native_backend import NativeEngine
+
+    return NativeEngine("", 0)
+
+
+def _huge_pages(path: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> Finding:
+    """Weights lie in huge pages where the kernel gives them to who asks."""
+    try:
+        state = re.findall(r"\[(\w+)\]", path.read_text())[0]
+    except (OSError, IndexError):
+        return Finding("huge pages", "unknown: this system does not say")
+    remedy = f"large weights are read more slowly without; as root: echo madvise > {path}" if state == "never" else ""
+    return Finding("huge pages", state, remedy)
 
 
 def _processor() -> Iterator[Finding]:

@@ -1,0 +1,189 @@
+// Vectors of one machine that another is held against:
+//   golden write FILE    what the generic table gives here
+//   golden check FILE    whether every table that runs here gives the same
+// Stored bytes, integers and random numbers are the same everywhere. Sums of floats may differ between instruction sets in
+// their last bits: they are compared to the largest value of their vector.
+#include <map>
+#include <string>
+
+#include "attention_fixture.h"
+
+using namespace check;
+using octavo::Kernels;
+
+namespace {
+
+std::vector<float> floats(int64_t n) { return std::vector<float>(static_cast<size_t>(n), 0.0f); }
+
+struct Entry {
+  std::string hash;            // of bytes that are the same everywhere, or
+  std::vector<float> values;   // close to these
+  double tolerance = 0;        // times the largest of them
+};
+using Entries = std::map<std::string, Entry>;
+
+std::string hash_of(const void* bytes, int64_t n) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int64_t i = 0; i < n; i++) hash = (hash ^ static_cast<const uint8_t*>(bytes)[i]) * 0x100000001b3u;
+  char text[17];
+  snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
+// A product: the packed matrix and, where the format rounds them to integers, the rows byte by byte; the sums nearly.
+void products(const Kernels* k, int32_t fmt, Entries* out) {
+  const std::string name = "format" + std::to_string(fmt);
+  const int64_t n = 150, depth = 384, rows = 5;
+  Random random(100u + uint64_t(fmt));
+  auto w = floats(n * depth), x = floats(rows * depth), sums = floats(rows * n), row = floats(depth);
+  random.fill(w, 0.05f);
+  random.fill(x);
+  octavo::Mat mat{fmt, 0, n, depth, 0, 0, 0, nullptr};
+  Buffer packed(k->mat_layout(&mat));
+  mat.base = packed.p;
+  k->pack(&mat, packed.p, 0, mat.panels, w.data(), nullptr);
+  (*out)[name + " pack"].hash = hash_of(packed.p, packed.n);
+  k->unpack_row(&mat, n - 1, row.data());
+  (*out)[name + " row"].hash = hash_of(row.data(), depth * 4);
+
+  octavo::Act act{fmt, 0, depth, 0, 0, 0, nullptr, nullptr, nullptr};
+  Buffer memory(k->act_layout(&act, rows));
+  act.q = memory.p;
+  act.z = reinterpret_cast<int32_t*>(act.q + rows * act.lda);
+  act.s = reinterpret_cast<float*>(act.z + rows * act.ldg);
+  k->quantize(&act, 0, rows, x.data(), depth, nullptr, nullptr);
+  const bool integers = fmt >= octavo::FMT_W8G64 && fmt <= octavo::FMT_W4G128;
+  for (int64_t r = 0; r < rows && integers; r++) {
+    const std::string at = name + " quantize " + std::to_string(r);
+    (*out)[at + " q"].hash = hash_of(act.q + r * act.lda, act.kp);
+    (*out)[at + " z"].hash = hash_of(act.z + r * act.ldg, act.groups * 4);
+    (*out)[at + " s"].hash = hash_of(act.s + r * act.ldg, act.groups * 4);
+  }
+  octavo::Epilogue store{octavo::EPI_STORE, sums.data(), n, nullptr, nullptr, 0, 0};
+  k->gemm(&mat, &act, 0, rows, 0, mat.panels, &store, nullptr);
+  // Tables without bf16 products multiply the unrounded activations.
+  (*out)[name + " product"] = {"", sums, fmt == octavo::FMT_BF16 || fmt >= octavo::FMT_W4A16G32 ? 4e-3 : 2e-6};
+}
+
+// Attention over pages of one type: the pages byte by byte, the result nearly.
+void attention(const Kernels* k, int32_t type, Entries* out) {
+  const std::string name = "kv" + std::to_string(type);
+  const int64_t dim = 64, context = 700, rows = 9;
+  Random random(200u + uint64_t(type));
+  Sequence sequence(random, context, dim);
+  Pages pages(k, random, type, 32, 1, int32_t(dim), context);
+  for (int64_t p = 0; p < context; p++) pages.write(sequence, p, p, 0);
+  const int64_t bytes = (context + 31) / 32 * pages.kv.page_bytes;
+  (*out)[name + " pages"].hash = hash_of(pages.kv.base, bytes);
+  Query query(random, rows, context - rows, 3, dim, 4.0f);
+  auto result = floats(rows * 3 * dim);
+  attend(pages, query, 0, 0, rows, result.data());
+  (*out)[name + " attention"] = {"", result, type == octavo::KV_FP32 ? 1e-5 : 2e-2};
+}
+
+void rows(const Kernels* k, Entries* out) {
+  const int64_t n = 577, heads = 3, dim = 64;
+  Random random(300);
+  auto x = floats(n), w = floats(n), y = floats(n);
+  random.fill(x);
+  random.fill(w);
+  float scale = 0;
+  k->inv_rms(x.data(), n, 0, 1, n, 1e-5f, &scale);
+  (*out)["inv_rms"] = {"", {scale}, 1e-6};
+  k->layer_norm(y.data(), x.data(), w.data(), nullptr, 1e-5f, n);
+  (*out)["layer_norm"] = {"", y, 1e-5};
+  k->gated(y.data(), x.data(), w.data(), octavo::EPI_SILU_MUL, n);
+  (*out)["silu"] = {"", y, 1e-5};
+  k->gated(y.data(), x.data(), w.data(), octavo::EPI_GELU_MUL, n);
+  (*out)["gelu"] = {"", y, 1e-5};
+  k->qk_norm(x.data(), heads, dim, w.data(), 1e-6f);
+  k->rope(x.data(), heads, dim, dim, w.data(), y.data());
+  (*out)["head_norm_rope"] = {"", std::vector<float>(x.begin(), x.begin() + heads * dim), 1e-5};
+}
+
+void sampling(const Kernels* k, Entries* out) {
+  const int64_t n = 5000;
+  auto noise = floats(n);
+  k->gumbel_row(noise.data(), n, 0x123456789abcdefu, 7, 11, 1);
+  (*out)["gumbel"].hash = hash_of(noise.data(), n * 4);
+  int64_t id = -1;
+  float value = 0;
+  k->argmax(noise.data(), n, &id, &value);
+  (*out)["argmax"].hash = hash_of(&id, 8);
+  (*out)["logsumexp"] = {"", {float(k->logsumexp(noise.data(), n, value))}, 1e-6};
+}
+
+Entries compute(const Kernels* k) {
+  Entries out;
+  for (int32_t fmt = 0; fmt < octavo::FMT_COUNT; fmt++) products(k, fmt, &out);
+  for (int32_t type = 0; type < octavo::KV_COUNT; type++) attention(k, type, &out);
+  rows(k, &out);
+  sampling(k, &out);
+  return out;
+}
+
+// A line an entry: name|hash|tolerance|values, the floats in hexadecimal
+int write(const char* path) {
+  FILE* file = fopen(path, "w");
+  if (file == nullptr) return perror(path), 1;
+  for (const auto& [name, entry] : compute(octavo::octavo_kernels_generic())) {
+    fprintf(file, "%s|%s|%a|", name.c_str(), entry.hash.c_str(), entry.tolerance);
+    for (float v : entry.values) fprintf(file, "%a ", double(v));
+    fprintf(file, "\n");
+  }
+  return fclose(file);
+}
+
+bool read(const char* path, Entries* out) {
+  FILE* file = fopen(path, "r");
+  if (file == nullptr) return perror(path), false;
+  std::string line;
+  for (int c = fgetc(file); c != EOF; c = fgetc(file)) {
+    if (c != '\n') { line += char(c); continue; }
+    const size_t first = line.find('|'), second = line.find('|', first + 1);
+    Entry entry;
+    entry.hash = line.substr(first + 1, second - first - 1);
+    char* at = nullptr;
+    entry.tolerance = strtod(line.c_str() + second + 1, &at);
+    for (char *from = at + 1, *next = from;; from = next) {
+      const float value = strtof(from, &next);
+      if (next == from) break;
+      entry.values.push_back(value);
+    }
+    (*out)[line.substr(0, first)] = entry;
+    line.clear();
+  }
+  return fclose(file) == 0 && !out->empty();
+}
+
+bool agree(const Entry& want, const Entry& got) {
+  if (want.hash != got.hash || want.values.size() != got.values.size()) return false;
+  double largest = 0;
+  for (float v : want.values) largest = fabs(v) > largest ? fabs(v) : largest;
+  for (size_t i = 0; i < want.values.size(); i++)
+    if (!(fabs(double(want.values[i]) - got.values[i]) <= want.tolerance * largest)) return false;
+  return true;
+}
+
+int compare(const char* path) {
+  Entries want;
+  if (!read(path, &want)) return 1;
+  for (const Kernels* k : tables()) {
+    const long before = failures;
+    Entries got = compute(k);
+    CHECK(got.size() == want.size());
+    for (const auto& [name, entry] : want)
+      if (!CHECK(agree(entry, got[name]))) printf("  %s: %s\n", k->name, name.c_str());
+    printf("%-18s %s\n", k->name, failures == before ? "ok" : "FAILED");
+  }
+  return finish("golden");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 3 && !strcmp(argv[1], "write")) return write(argv[2]);
+  if (argc == 3 && !strcmp(argv[1], "check")) return compare(argv[2]);
+  fprintf(stderr, "usage: golden write|check FILE\n");
+  return 2;
+}
