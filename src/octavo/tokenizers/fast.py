@@ -44,6 +44,22 @@ class FastTokenizer(Tokenizer):
     def vocab_size(self) -> int:
         return self._size
 
+    def to_json(self) -> str:
+        """The text of a `tokenizer.json` that encodes alike, the ids around a text included."""
+        from tokenizers import Tokenizer as Core
+        from tokenizers import processors
+
+        twin = Core.from_str(self._core.to_str())
+        around = [(self._core.id_to_token(i), i) for i in (*self.traits.prefix_ids, *self.traits.suffix_ids)]
+        if around:
+            names = [token for token, _ in around]
+            cut = len(self.traits.prefix_ids)
+            twin.post_processor = processors.TemplateProcessing(
+                single=[*names[:cut], "$A", *names[cut:]], special_tokens=list(dict(around).items())
+            )
+        text: str = twin.to_str()
+        return text
+
     def id_to_token(self, token_id: int) -> str | None:
         if not 0 <= token_id < self._size:
             return None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import InvalidInput
 from octavo.weights.gguf import GgufFile
+from octavo.weights.quant.integer import GroupCodes
 from octavo.weights.safetensors import SafetensorsFile, ShardedSafetensors, open_safetensors
 from octavo.weights.tensors import CorruptFile, TensorInfo, WeightFile
 
@@ -69,6 +70,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3": Architecture(_ATTENTION | _DENSE | _SANDWICH_NORMS | _QK_NORM, {}, norm_offset=1.0),
 }
 
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a weight lies in the file: all of tensor `name`, or one of `share` equal slices; heads to put back."""
+
+    name: str
+    share: int = 1
+    heads: int = 0
+
+
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(\w+)\.(weight|bias)")
 Values = NDArray[np.float32]
 
@@ -96,6 +107,7 @@ class GgufWeights(WeightFile):
             freqs = self._file.read("rope_freqs.weight") if "rope_freqs.weight" in self._file._infos else None
             self.config = gguf_config(self.metadata, self._file.names(), rows.shape[0] if rows else None, freqs)
             self._readers: dict[str, Callable[[], Values]] = {}
+            self._sources: dict[str, _Origin] = {}
             self._map_all(Path(path), ARCHITECTURES[self.metadata["general.architecture"]])
         except BaseException:
             self._file.close()
@@ -120,11 +132,13 @@ class GgufWeights(WeightFile):
     def _map_layer(self, name: str, layer: re.Match[str], arch: Architecture) -> None:
         number, middle, ending = layer.groups()
         offset = arch.norm_offset if middle.endswith("norm") else 0.0
-        reader = self._plain(name, offset)
+        reader, heads = self._plain(name, offset), 0
         if middle in arch.permuted:
             which = "num_attention_heads" if middle == "attn_q" else "num_key_value_heads"
-            reader = self._unpermuted(name, self.config[which])
-        self._add(f"model.layers.{number}.{arch.layer[middle]}.{ending}", self._file.info(name), reader)
+            reader, heads = self._unpermuted(name, self.config[which]), self.config[which]
+        full_name = f"model.layers.{number}.{arch.layer[middle]}.{ending}"
+        self._add(full_name, self._file.info(name), reader)
+        self._sources[full_name] = _Origin(name, heads=heads)
 
     def _map_experts(self, path: Path, name: str, prefix: str, projection: str) -> None:
         info = self._file.info(name)
@@ -133,10 +147,12 @@ class GgufWeights(WeightFile):
         each = TensorInfo(name, info.shape[1:], info.dtype)
         for expert in range(info.shape[0]):
             self._add(f"{prefix}.{expert}.{projection}.weight", each, self._slice(name, expert))
+            self._sources[f"{prefix}.{expert}.{projection}.weight"] = _Origin(name, info.shape[0])
 
     def _add(self, name: str, stored: TensorInfo, reader: Callable[[], Values]) -> None:
         self._infos[name] = TensorInfo(name, stored.shape, stored.dtype)
         self._readers[name] = reader
+        self._sources[name] = _Origin(stored.name)
 
     def _plain(self, name: str, offset: float) -> Callable[[], Values]:
         def read() -> Values:
@@ -161,6 +177,24 @@ class GgufWeights(WeightFile):
         self.info(name)
         return self._readers[name]()
 
+    def codes(self, name: str) -> GroupCodes | None:
+        """Codes, scales and offsets of a matrix where packing them loses nothing (Q4_0, Q4_1), else None."""
+        from octavo.weights.quant.gguf_codes import gguf_codes
+
+        info, origin = self.info(name), self._sources[name]
+        if origin.share > 1 or len(info.shape) != 2:
+            return None
+        found = gguf_codes(self._file.raw(origin.name), info)
+        return (
+            found.reordered(lambda rows: undo_rope_permutation(rows, origin.heads)) if found and origin.heads else found
+        )
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in the file."""
+        self.info(name)
+        origin = self._sources[name]
+        return self._file.raw(origin.name).nbytes // origin.share
+
     def close(self) -> None:
         """Unmap the file."""
         self._file.close()
@@ -184,20 +218,39 @@ class FolderWeights(WeightFile):
         """The values as a new float32 array of `info(name).shape`."""
         return self._files.read(name)
 
+    def codes(self, name: str) -> GroupCodes | None:
+        """Codes of a quantized matrix; here there is none."""
+        self.info(name)
+        return None
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in its file."""
+        return self._files.stored_bytes(name)
+
     def close(self) -> None:
         """Unmap every file."""
         self._files.close()
 
 
+def _open_folder(folder: Path) -> FolderWeights:
+    source = FolderWeights(folder)
+    if source.config.get("quantization_config") is None:
+        return source
+    source.close()
+    from octavo.weights.quant.folder import QuantizedFolder
+
+    return QuantizedFolder(folder)
+
+
 def open_weights(path: str | os.PathLike[str]) -> GgufWeights | FolderWeights:
-    """A `.gguf` file or a Hugging Face folder, under HF tensor names.
+    """A `.gguf` file or a Hugging Face folder, plain or quantized, under HF tensor names.
 
     The source also has `config` (HF-style keys, for `ModelConfig.from_dict`) and `metadata` (the GGUF key-values, or
     None for a folder). `InvalidInput` when there is no such model or it is of a kind we do not read.
     """
     place = Path(path)
     if place.is_dir():
-        return FolderWeights(place)
+        return _open_folder(place)
     if place.suffix != ".gguf":
         raise InvalidInput("model path", str(path), "give a folder with config.json and safetensors, or a .gguf file")
     return GgufWeights(place)

@@ -35,6 +35,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": _BITS16, "U8": np.dtype("u1"),
     "BOOL": np.dtype("u1"), "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
 }  # fmt: skip
+_WIDENED = ("BF16", "F8_E4M3", "F8_E5M2")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,18 @@ class SafetensorsFile(WeightFile):
         raw = self._file.array_at(span.start, span.length)
         return _to_float32(raw, info.dtype).reshape(info.shape)
 
+    def stored(self, name: str) -> NDArray[Any]:
+        """The values as a new array of the stored type; BF16 and FP8, which NumPy lacks, as float32."""
+        info, span = self.info(name), self._spans[name]
+        if info.dtype in _WIDENED:
+            return self.read(name)
+        return self._file.array_at(span.start, span.length).view(_DTYPES[info.dtype]).reshape(info.shape).copy()
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in the file."""
+        self.info(name)
+        return self._spans[name].length
+
     def close(self) -> None:
         """Unmap the file."""
         self._file.close()
@@ -124,6 +137,16 @@ class ShardedSafetensors(WeightFile):
         """The values as a new float32 array of `info(name).shape`."""
         self.info(name)
         return self._shards[self._home[name]].read(name)
+
+    def stored(self, name: str) -> NDArray[Any]:
+        """The values as a new array of the stored type; BF16 and FP8, which NumPy lacks, as float32."""
+        self.info(name)
+        return self._shards[self._home[name]].stored(name)
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in its file."""
+        self.info(name)
+        return self._shards[self._home[name]].stored_bytes(name)
 
     def close(self) -> None:
         """Unmap every shard."""

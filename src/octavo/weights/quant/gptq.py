@@ -1,0 +1,83 @@
+"""GPTQ (Frantar et al., 2022): columns are rounded one after the other, and each error is made good by those to come.
+
+With inputs X the loss of a row is (w - q) H (w - q)^T, H = X^T X. U, the upper Cholesky factor of H^-1, says how much
+the columns after k take over of the error at k: `w[k+1:] -= (w[k] - q[k]) / U[k, k] * U[k, k+1:]`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.errors import InvalidInput
+from octavo.weights.quant.integer import IntegerWeight
+from octavo.weights.quant.rounding import Grid, grid_of, group_index
+from octavo.weights.quant.targets import Target
+
+__all__ = ["gptq", "hessian_of"]
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+
+_BLOCK = 64  # columns whose errors are applied to the rest in one product
+_DAMPS = (0.01, 0.1, 1.0)  # of the mean of the diagonal, until the factor exists
+
+
+def hessian_of(inputs: Floats) -> Doubles:
+    """X^T X / T of inputs [T, K]."""
+    return (inputs.T @ inputs).astype(np.float64) / max(1, len(inputs))
+
+
+def gptq(matrix: Floats, hessian: Doubles, target: Target) -> IntegerWeight:
+    """Quantize a matrix [N, K] for inputs with this Hessian [K, K]. A group's grid is that of its columns as the
+    errors before it have left them. Raises InvalidInput when the Hessian is not finite."""
+    work = matrix.astype(np.float32).copy()
+    rows, columns = work.shape
+    dead = np.diag(hessian) == 0  # inputs that are always zero: their weights do not matter
+    work[:, dead] = 0
+    factor = _inverse_factor(hessian, dead)
+    size, groups = target.group_size or columns, target.num_groups(columns)
+    codes = np.empty((rows, columns), np.uint8)
+    scales, zeros = np.empty((rows, groups), np.float32), np.empty((rows, groups), np.float32)
+    grid: Grid | None = None
+    for start in range(0, columns, _BLOCK):
+        stop = min(columns, start + _BLOCK)
+        errors = np.empty((rows, stop - start), np.float32)
+        for k in range(start, stop):
+            if grid is None or k % size == 0:
+                grid = _grid_at(work, errors, factor, k, start, size, target)
+                scales[:, k // size], zeros[:, k // size] = grid.scales, grid.zeros
+            codes[:, k] = grid.codes(work[:, k])
+            errors[:, k - start] = (work[:, k] - grid.values(codes[:, k])) / factor[k, k]
+            work[:, k + 1 : stop] -= np.outer(errors[:, k - start], factor[k, k + 1 : stop])
+        work[:, stop:] -= errors @ factor[start:stop, stop:]
+    return IntegerWeight(target.bits, codes, scales, zeros, group_index(columns, target))
+
+
+def _grid_at(
+    work: Floats, errors: Floats, factor: Floats, k: int, start: int, size: int, target: Target
+) -> Grid:  # fmt: skip
+    """The grid of the group that begins at column k. What lies beyond this block lacks the block's errors so far."""
+    part = work[:, k : k + size]
+    beyond = slice(start + errors.shape[1], k + size)
+    if k > start and beyond.stop > beyond.start:
+        part = part.copy()
+        done = slice(0, k - start)
+        late = factor[start:k, beyond]
+        part[:, part.shape[1] - late.shape[1] :] -= errors[:, done] @ late
+    return grid_of(part, target)
+
+
+def _inverse_factor(hessian: Doubles, dead: NDArray[np.bool_]) -> Floats:
+    """The upper Cholesky factor of the inverse of a damped Hessian."""
+    held = hessian.copy()
+    held[dead, dead] = 1.0
+    mean = float(np.mean(np.diag(held)))
+    for damp in _DAMPS:
+        held[np.diag_indices_from(held)] = np.where(dead, 1.0, np.diag(hessian)) + damp * mean
+        try:
+            inverse = np.linalg.inv(held)
+            return np.linalg.cholesky((inverse + inverse.T) / 2).T.astype(np.float32)
+        except np.linalg.LinAlgError:
+            continue
+    raise InvalidInput("calibration", "activations", "are not finite, or far too large: check the model")
