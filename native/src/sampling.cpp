@@ -12,6 +12,8 @@ constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
 constexpr uint32_t kStep0 = 0x9E3779B9, kStep1 = 0xBB67AE85;
 constexpr uint32_t kUpper = 3037000500u;
 constexpr double kReach = 22.9 - -3.2;  // a candidate further behind cannot win
+constexpr double kSlack = 1e-3;  // of scores: far more than float32 can be wrong where it decides
+constexpr double kColdest = 1e-6;  // temperatures below take the slow way: their inverse is too large for float32
 constexpr float kLn2 = 0.693147180559945309417f, kSqrtHalf = 0.707106781186547524401f;
 constexpr float kSeries[] = {1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3};
 
@@ -43,6 +45,7 @@ struct Scores {
     if (infinite) return logits[i] == HUGE_VALF ? 0.0 : -HUGE_VAL;
     return (static_cast<double>(logits[i]) - top) / temperature;
   }
+  bool quick() const { return !infinite && temperature >= kColdest; }  // float32 may sort out the hopeless
   bool before(int32_t a, int32_t b) const {  // (logit descending, id ascending)
     const float x = infinite ? static_cast<float>((*this)[a]) : logits[a], y = infinite ? static_cast<float>((*this)[b]) : logits[b];
     return x != y ? x > y : a < b;
@@ -74,10 +77,17 @@ bool all_infinite(const float* x, int64_t n) {
 int32_t draw_from_all(const Kernels& kernels, const Scores& scores, int64_t n, const octavo_sampling& w,
                       const SampleScratch& scratch) {
   kernels.gumbel_row(scratch.values, n, w.seed, w.choice, w.index, w.purpose);
+  const float* noise = scratch.values;
+  const bool quick = scores.quick();
+  const float top = static_cast<float>(scores.top), inverse = quick ? static_cast<float>(1.0 / w.temperature) : 0.0f;
   Best best;
+  float bar = -HUGE_VALF;  // nothing below it, in float32, can win
   for (int64_t i = 0; i < n; i++) {
+    if (quick && (scores.logits[i] - top) * inverse + noise[i] < bar) continue;
     const double score = scores[i];
-    if (score >= -kReach) best.offer(score + static_cast<double>(scratch.values[i]), static_cast<int32_t>(i));
+    if (score < -kReach) continue;
+    best.offer(score + static_cast<double>(noise[i]), static_cast<int32_t>(i));
+    bar = static_cast<float>(best.key - kSlack);
   }
   return best.id;
 }
@@ -85,16 +95,29 @@ int32_t draw_from_all(const Kernels& kernels, const Scores& scores, int64_t n, c
 // The sum of all weights exp(score): what top_p is a share of when there is no top_k.
 double total_weight(const Kernels& kernels, const Scores& scores, int64_t n, const SampleScratch& scratch) {
   float* scaled = scratch.values;
-  for (int64_t i = 0; i < n; i++) scaled[i] = static_cast<float>(scores[i]);
-  return exp(kernels.logsumexp(scaled, n, 0.0f));
+  if (!scores.quick()) {
+    for (int64_t i = 0; i < n; i++) scaled[i] = static_cast<float>(scores[i]);
+    return exp(kernels.logsumexp(scaled, n, 0.0f));
+  }
+  const float inverse = static_cast<float>(1.0 / scores.temperature), top = static_cast<float>(scores.top) * inverse;
+  kernels.scale_mul(scaled, scores.logits, nullptr, inverse, n);
+  return exp(kernels.logsumexp(scaled, n, top) - static_cast<double>(top));
 }
 
 // Ids whose score is at least `least`, into scratch.ids.
 int64_t gather(const Scores& scores, int64_t n, double least, const SampleScratch& scratch) {
-  int64_t count = 0;
+  const bool all = !scores.quick() || least == -HUGE_VAL;
+  const double logit = all ? 0.0 : scores.top + (least - kSlack) * scores.temperature;
+  const float bar = all ? -HUGE_VALF : static_cast<float>(logit - fabs(logit) * 1e-6);
+  int64_t near = 0, count = 0;
   for (int64_t i = 0; i < n; i++) {
-    scratch.ids[count] = static_cast<int32_t>(i);
-    count += scores[i] >= least && scores[i] != -HUGE_VAL;
+    scratch.ids[near] = static_cast<int32_t>(i);
+    near += !(scores.logits[i] < bar);
+  }
+  for (int64_t i = 0; i < near; i++) {
+    const double score = scores[scratch.ids[i]];
+    scratch.ids[count] = scratch.ids[i];
+    count += score >= least && score != -HUGE_VAL;
   }
   return count;
 }
