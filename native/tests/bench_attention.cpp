@@ -132,6 +132,13 @@ void small(const Kernels* k, Random& random) {
          arg * 1e6, lse * 1e6, norm / 16 * 1e9, gate * 1e9);
 }
 
+void writes(const Kernels* k, Random& random, int32_t type, const char* name) {
+  Pages pages(k, random, type, 32, 1, kDim, 32);
+  const Sequence s(random, 32, kDim);
+  const double t = best(50, [&] { for (int64_t p = 0; p < 32; p++) pages.write(s, p, p, 0); });
+  printf(" %s pages: a token and head is written in %.0f ns\n", name, t / 32 * 1e9);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -143,7 +150,7 @@ int main(int argc, char** argv) {
     printf("%s\n", k->name);
     small(k, random);
     for (int32_t type : {1, 2, 0}) {
-      printf(" %s pages\n", names[type]);
+      writes(k, random, type, names[type]);
       decode(k, random, type, 16, 128, 30);
       decode(k, random, type, 16, 1024, 10);
       prefill(k, random, type, 0, 512, peak);
