@@ -124,8 +124,9 @@ INL a16_t a16_bc(const uint8_t* p) { return i_bc4(p); }
 INL vf dot_b16(vf acc, w16_t w, a16_t a) { asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a)); return acc; }
 // lane = (bf16 of lo, bf16 of hi)
 INL void store_pair(uint8_t* p, vf lo, vf hi) {
-  vi l = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(lo)), h = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(hi));
-  _mm512_store_si512(p, _mm512_or_si512(l, _mm512_slli_epi32(h, 16)));
+  const vi order = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008, 0x190009,
+                                     0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+  _mm512_store_si512(p, _mm512_permutexvar_epi16(order, (vi)_mm512_cvtne2ps_pbh(hi, lo)));
 }
 #else
 #define BF16_ACT_FLOAT 1

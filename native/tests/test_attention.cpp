@@ -7,6 +7,8 @@ using octavo::Kernels;
 
 namespace {
 
+int effort = 1;  // divides the number of cases: emulators are slow
+
 const char* kTypes[] = {"fp32", "bf16", "int8"};
 const double kTolerance[] = {3e-6, 1.2e-2, 2.5e-2};  // bf16 and int8 round queries and probabilities
 
@@ -89,7 +91,7 @@ void free_behind_window(Pages& pages, const Query& q) {
 }
 
 void test_oracle(const Kernels* k, Random& random) {
-  for (int i = 0; i < 60; i++) {
+  for (int i = 0; i < 60 / effort; i++) {
     const Case c = random_case(random, i % 3);
     const int64_t end = c.pos0 + c.rows;
     Pages pages(k, random, c.type, c.page_size, 2, c.dim, end + random.below(40));
@@ -108,9 +110,9 @@ void test_oracle(const Kernels* k, Random& random) {
 
 // The whole, one token at a time, cut anywhere, in every page size: the same bits.
 void test_bits(const Kernels* k, Random& random) {
-  for (int i = 0; i < 18; i++) {
+  for (int i = 0; i < 18 / effort; i++) {
     Case c = random_case(random, i % 3);
-    c.rows = random.between(2, i < 3 ? 512 : 90);
+    c.rows = random.between(2, i < 3 && effort == 1 ? 512 : 90);
     const int64_t end = c.pos0 + c.rows, width = c.group * c.dim;
     const Sequence s(random, end, c.dim);
     Query q(random, c.rows, c.pos0, c.group, c.dim, 4);
@@ -156,7 +158,7 @@ void test_later_positions(const Kernels* k, Random& random) {
 
 // A tree row equals the last token of the chain of its ancestors.
 void test_tree(const Kernels* k, Random& random) {
-  for (int i = 0; i < 9; i++) {
+  for (int i = 0; i < 9 / (effort > 3 ? 3 : effort); i++) {
     Case c = random_case(random, i % 3);
     c.rows = random.between(2, 24);
     const int64_t end = c.pos0 + c.rows, width = c.group * c.dim;
@@ -187,14 +189,14 @@ void test_tree(const Kernels* k, Random& random) {
 
 // Chunks by separate calls, merged; rows of several sequences that share pages, in one item: the bits of plain items.
 void test_parts(const Kernels* k, Random& random) {
-  for (int i = 0; i < 9; i++) {
+  for (int i = 0; i < 9 / (effort > 3 ? 3 : effort); i++) {
     Case c = random_case(random, i % 3);
     const int64_t shared = 1024, sequences = 5, width = c.group * c.dim, state = k->attn_partial(c.dim);
     Pages prefix(k, random, c.type, c.page_size, 1, c.dim, shared);
     const Sequence s(random, shared, c.dim);
     for (int64_t p = 0; p < shared; p++) prefix.write(s, p, p, 0);
     Query q(random, sequences, 0, c.group, c.dim, 4);
-    if (i >= 6) q.soft_cap = 3, q.sinks.assign(size_t(c.group), 0.5f);
+    if (i % 2) q.soft_cap = 3, q.sinks.assign(size_t(c.group), 0.5f);
     std::vector<float> out(q.q.size()), want(q.q.size()), partial(size_t(sequences * c.group * 4 * state), NAN);
     std::vector<int64_t> positions, order;
     for (int64_t n = 0; n < sequences; n++) positions.push_back(random.between(shared, 1599)), order.push_back((n * 2 + 1) % sequences);
@@ -252,8 +254,10 @@ void test_pages(const Kernels* k, Random& random) {
 
 }  // namespace
 
+// test_attention [table or "" for all] [divisor of the number of cases]
 int main(int argc, char** argv) {
-  for (const Kernels* k : tables(argc > 1 ? argv[1] : nullptr)) {
+  if (argc > 2) effort = std::max(1, atoi(argv[2]));
+  for (const Kernels* k : tables(argc > 1 && argv[1][0] ? argv[1] : nullptr)) {
     Random random(7);
     const long before = failures;
     test_pages(k, random);

@@ -1,6 +1,6 @@
 // Matrix products of every table that runs here: against a double-precision product of the same quantised operands, rows alone
 // against rows in batches (same bits), ranges of rows and panels, epilogues, packing and unpacking.
-//   make -C native/tests test_gemm && native/tests/test_gemm [table]
+//   make -C native/tests test     or, for ARM by emulation,     make -C native/tests arm
 #include "check.h"
 
 using namespace octavo;
@@ -220,6 +220,23 @@ static void test_same_as_generic(const Kernels* k, int fmt, Random& rng) {
   if (!CHECK(same)) printf("  quantize %s %s k=%ld\n", k->name, NAMES[fmt], (long)depth);
 }
 
+// Vector tables agree on the bits of a product of the same quantised operands: sums are exact, the float work is the same.
+static void test_same_as_vector(const Kernels* k, const Kernels* v, int fmt, Random& rng) {
+  if (!quantised(fmt) || k == v) return;
+  const int64_t n = rng.between(1, 150), depth = rng.between(1, 600), rows = rng.between(1, 40);
+  std::vector<float> w((size_t)(n * depth)), x((size_t)(rows * depth));
+  rng.fill(w, 0.05f); rng.fill(x);
+  std::vector<float> out[2];
+  for (const Kernels* t : {k, v}) {
+    Matrix m(t, fmt, n, depth);
+    Operands a(t, fmt, depth, rows);
+    t->pack(&m.m, m.memory.p, 0, m.m.panels, w.data(), nullptr);
+    t->quantize(&a.a, 0, rows, x.data(), depth, nullptr, nullptr);
+    out[t == v] = product(t, m, a.a, 0, rows, n);
+  }
+  if (!CHECK(!memcmp(out[0].data(), out[1].data(), out[0].size() * 4))) printf("  %s and %s, %s\n", k->name, v->name, NAMES[fmt]);
+}
+
 // A row with a NaN or an infinity gives no finite output, and its neighbours do not notice.
 static void test_not_finite(const Kernels* k, int fmt, Random& rng) {
   const int64_t n = 70, depth = 130, rows = 3;
@@ -253,6 +270,8 @@ static void test_sizes(const Kernels* k) {
 }
 
 int main(int argc, char** argv) {
+  const std::vector<const Kernels*> all = check::tables();
+  const Kernels* vector = all.size() > 1 ? all[1] : nullptr;  // the first after generic
   for (const Kernels* k : check::tables(argc > 1 ? argv[1] : nullptr)) {
     Random rng(2026);
     long before = check::failures;
@@ -265,6 +284,7 @@ int main(int argc, char** argv) {
       if (!is_plain(fmt)) test_codes(k, fmt, rng, false), test_codes(k, fmt, rng, true);
       test_same_as_generic(k, fmt, rng), test_same_as_generic(k, fmt, rng);
       test_not_finite(k, fmt, rng);
+      if (vector && k != all[0]) test_same_as_vector(k, vector, fmt, rng), test_same_as_vector(k, vector, fmt, rng);
     }
     printf("%-18s %s\n", k->name, check::failures == before ? "ok" : "FAILED");
   }
