@@ -1,4 +1,4 @@
-"""Tiny quantized checkpoints, packed by plain loops over single values: the definition that the readers are tested on."""
+"""Tiny quantized checkpoints, packed by plain loops over single values: what the readers are tested on."""
 
 from __future__ import annotations
 

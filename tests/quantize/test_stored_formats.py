@@ -123,8 +123,10 @@ def test_plain_int8(seed: int, scale_shape: tuple[int, ...], symmetric: bool) ->
             np.testing.assert_array_equal(held.codes, codes)
 
 
-FP8 = {  # code -> value, by hand: sign, 4 bits of exponent less 7, 3 of fraction
-    0x00: 0.0, 0x01: 2.0**-9, 0x07: 7 * 2.0**-9, 0x08: 2.0**-6, 0x38: 1.0, 0x3C: 1.5, 0x40: 2.0, 0x7E: 448.0, 0xC4: -3.0,
+# code -> value, by hand: sign, 4 bits of exponent less 7, 3 of fraction
+FP8 = {
+    0x00: 0.0, 0x01: 2.0**-9, 0x07: 7 * 2.0**-9, 0x08: 2.0**-6, 0x38: 1.0, 0x3C: 1.5, 0x40: 2.0, 0x7E: 448.0,
+    0xC4: -3.0,
 }  # fmt: skip
 
 

@@ -127,6 +127,48 @@ def models(
     run_models(as_json, fetch, cache_dir)
 
 
+@app.command()
+def quantize(
+    model: Model = _DEFAULT_MODEL,
+    to: Annotated[str, typer.Option("--to", help="w8g64, w8pc, w4g32, w4g64, w4g128, w4a16g32, ...")] = "w8g64",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A new folder.")] = None,
+    method: Annotated[str, typer.Option(help="rtn (round to nearest), gptq, awq or smoothquant.")] = "rtn",
+    text: Annotated[Path | None, typer.Option(help="Text to measure on; default: a short one of our own.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Text that gptq, awq and smoothquant look at.")] = None,
+    alpha: Annotated[float, typer.Option(help="smoothquant: how much moves into the weights, from 0 to 1.")] = 0.5,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of each text.")] = 2048,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cache_dir: CacheDir = "",
+) -> None:
+    """Write a model in a format of fewer bytes, and say what that costs: errors, KL divergence, perplexity."""
+    from octavo.cli.quantize import QuantizeOptions, run_quantize
+
+    if out is None:
+        raise InvalidInput("out", "nothing", "name a new folder, as in: octavo quantize --to w8g64 --out smaller")
+    run_quantize(QuantizeOptions(model, to, out, method, text, calibration, alpha, max_tokens, as_json, cache_dir))
+
+
+@app.command()
+def inspect(
+    model: Model = _DEFAULT_MODEL,
+    weight_format: Annotated[str, typer.Option("--format", help="The format that it would run in.")] = "auto",
+    program: Annotated[bool, typer.Option("--program", help="Show the captured forward pass.")] = False,
+    diff: Annotated[str, typer.Option(help="Two backends: name the first op that differs.")] = "",
+    prompt: Annotated[str, typer.Option(help="What --diff runs.")] = "The first op that differs is",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    cache_dir: CacheDir = "",
+) -> None:
+    """Show each matrix: how it is stored, in which types it would be multiplied, and the bytes a token reads of it."""
+    from octavo.cli.inspect import run_diff, run_inspect, run_program
+
+    if diff:
+        run_diff(model, diff, prompt, cache_dir)
+    elif program:
+        run_program(model, cache_dir)
+    else:
+        run_inspect(model, weight_format, as_json, cache_dir)
+
+
 def main() -> None:
     """Run the command line. What Octavo refuses is one message, not a traceback."""
     try:

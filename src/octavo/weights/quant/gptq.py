@@ -73,7 +73,7 @@ def _inverse_factor(hessian: Doubles, dead: NDArray[np.bool_]) -> Floats:
     held = hessian.copy()
     held[dead, dead] = 1.0
     mean = float(np.mean(np.diag(held)))
-    for damp in _DAMPS:
+    for damp in _DAMPS if np.isfinite(mean) else ():
         held[np.diag_indices_from(held)] = np.where(dead, 1.0, np.diag(hessian)) + damp * mean
         try:
             inverse = np.linalg.inv(held)

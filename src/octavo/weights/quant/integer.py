@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 512
 class GroupCodes:
     """What native packing takes without loss: `w[n, k] = scale[n, k // group_size] * code[n, k] + offset[n, ...]`.
 
-    Codes are 0..15 in 4 bits, int8 in 8 bits (then every offset is 0).
+    Codes are 0..15 in 4 bits, int8 in 8 bits (then every offset is 0). The last group of a row may be shorter.
     """
 
     bits: int
@@ -38,7 +38,8 @@ class GroupCodes:
 
     def dequantize(self) -> Floats:
         """The values, [N, K]."""
-        scales, offsets = (part.repeat(self.group_size, axis=1) for part in (self.scales, self.offsets))
+        columns = self.codes.shape[1]
+        scales, offsets = (part.repeat(self.group_size, 1)[:, :columns] for part in (self.scales, self.offsets))
         return scales * self.codes + offsets
 
 
@@ -83,11 +84,9 @@ class IntegerWeight:
         return GroupCodes(self.bits, size, codes, self.scales, offsets)
 
     def _even_groups(self) -> int | None:
-        columns, count = self.codes.shape[1], self.scales.shape[1]
-        if columns % count:
-            return None
-        size = columns // count
-        return size if np.array_equal(self.groups, np.arange(columns) // size) else None
+        """The size of groups that are runs of columns; the last may be shorter."""
+        size = int(np.count_nonzero(self.groups == 0))
+        return size if size and np.array_equal(self.groups, np.arange(len(self.groups)) // size) else None
 
 
 def _is_half(values: Floats) -> bool:
