@@ -127,8 +127,8 @@ struct Kernels {
   void (*attention)(const AttnItem* item);
 
   // ---- sampling (sampling.inc): one row of V logits
-  void (*argmax)(const float* x, int64_t n, int64_t* id, float* value);                                     // lowest id on ties
-  double (*logsumexp)(const float* x, int64_t n, float max);                                                // fixed order
+  void (*argmax)(const float* x, int64_t n, int64_t* id, float* value);                                     // lowest id on ties; a NaN anywhere: the first NaN
+  double (*logsumexp)(const float* x, int64_t n, float max);                                                // max + log(sum exp(x - max)), fixed order
   void (*gumbel_row)(float* noise, int64_t n, uint64_t seed, uint32_t choice, uint32_t index, uint32_t purpose);  // as backends/random.py
 
   // ---- attention in parts
