@@ -54,7 +54,9 @@ def spoil_record(rng: random.Random, spec: Any) -> None:
 
 def spoil_limit(rng: random.Random, spec: Any) -> None:
     """One count or limit becomes another one that the arrays still cover."""
-    name = rng.choice(["size", "num_groups", "max_tokens", "max_sequences", "max_logit_rows", "max_positions", "logits"])
+    name = rng.choice(
+        ["size", "num_groups", "max_tokens", "max_sequences", "max_logit_rows", "max_positions", "logits"]
+    )
     setattr(spec, name, rng.choice([-1, 0, 1 << 30, -(1 << 31)]))
 
 

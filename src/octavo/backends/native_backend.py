@@ -20,7 +20,7 @@ from octavo.backends import numpy_sampling
 from octavo.backends.capture import capture
 from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
 from octavo.backends.native_lower import lower
-from octavo.backends.native_pages import NativeKVPool, page_bytes
+from octavo.backends.native_pages import NativeKVPool, PageTables, page_bytes
 from octavo.backends.native_program import NativeProgram, StepLimits, fill_sampling
 from octavo.backends.native_records import MatrixSpec, VectorSpec, WeightSpec
 from octavo.backends.ops import ForwardBatch, SamplingRow
@@ -103,19 +103,24 @@ class NativeBackend:
         token_ids: Sequence[int],
         positions: Sequence[int],
         query_lens: Sequence[int],
-        page_table: Sequence[Sequence[Sequence[int]]],
+        page_table: Any,
         kv: NativeKVPool,
         *,
+        table_rows: Sequence[int] | None = None,
         logit_rows: Sequence[int] | None = None,
         no_write: Sequence[bool] = (),
         request_ids: Sequence[str] = (),
     ) -> ForwardBatch:
-        """A step from plain lists, as in the other backends. The library works slots out from the page tables."""
+        """A step from plain lists, as in the other backends. The library works slots out from the page tables.
+
+        `page_table` is lists [G][S][*], or the array of `page_tables` with `table_rows` [S], the slot of each sequence.
+        """
         starts = np.zeros(len(query_lens) + 1, np.int32)
         np.cumsum(query_lens, out=starts[1:])
         places = np.asarray(positions, np.int32)
         table = page_table if isinstance(page_table, np.ndarray) else _table(page_table)
-        cache: dict[Any, Any] = {"table_row": np.arange(len(query_lens), dtype=np.int32)}
+        slots = np.arange(len(query_lens), dtype=np.int32) if table_rows is None else np.asarray(table_rows, np.int32)
+        cache: dict[Any, Any] = {"table_row": slots}
         if any(no_write):
             cache["no_write"] = np.asarray(no_write, np.uint8)
         rows = starts[1:] - 1 if logit_rows is None else np.asarray(logit_rows, np.int32)
@@ -131,6 +136,10 @@ class NativeBackend:
             request_ids=tuple(request_ids),
             cache=cache,
         )
+
+    def page_tables(self, num_groups: int) -> PageTables:
+        """Tables that a runner keeps by slot and `batch` takes as they lie."""
+        return PageTables(num_groups)
 
     def copy_pages(self, kv: NativeKVPool, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source to page target, for each pair."""

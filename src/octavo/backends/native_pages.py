@@ -34,6 +34,32 @@ def _shape(page_size: int, groups: Sequence[KVGroup]) -> tuple[int, int, int, in
     return KV_TYPES[group.dtype], page_size, group.num_kv_heads, group.k_dim, depth
 
 
+class PageTables:
+    """Page tables of all slots as one array [groups, slots, pages], changed by deltas, never rebuilt; -1: no page."""
+
+    def __init__(self, num_groups: int, slots: int = 64, pages: int = 64) -> None:
+        self.array = np.full((num_groups, slots, pages), -1, np.int32)
+
+    def clear(self, slot: int) -> None:
+        """A new sequence takes the slot."""
+        self._grow(slot + 1, 1)
+        self.array[:, slot] = -1
+
+    def place(self, slot: int, group: int, first: int, pages: Sequence[int]) -> None:
+        """Entries first, first + 1, ... of one table."""
+        self._grow(slot + 1, first + len(pages))
+        self.array[group, slot, first : first + len(pages)] = pages
+
+    def _grow(self, slots: int, pages: int) -> None:
+        groups, old_slots, old_pages = self.array.shape
+        if slots <= old_slots and pages <= old_pages:
+            return
+        shape = (groups, max(old_slots, 2 * slots), max(old_pages, 2 * pages))
+        grown = np.full(shape, -1, np.int32)
+        grown[:, :old_slots, :old_pages] = self.array
+        self.array = grown
+
+
 class NativeKVPool:
     """`num_pages` pages of `page_size` tokens, zeroed. They hold the stored type: reading gives what was kept.
 

@@ -64,6 +64,8 @@ class ModelRunner:
         self.kv_pool = kv_pool
         self.num_groups = num_groups
         self._slots: dict[int, Slot] = {}
+        # a backend that reads page tables where they lie keeps them itself, by slot
+        self._tables = backend.page_tables(num_groups) if hasattr(backend, "page_tables") else None
 
     def execute(self, decision: ScheduleDecision) -> StepResult:
         """Run one step. Raises ``RowError`` or whatever the model raises; nothing is committed here."""
@@ -88,22 +90,33 @@ class ModelRunner:
     def _slot(self, row: ScheduledRow) -> Slot:
         if row.init is not None:
             self._slots[row.slot] = Slot(row.init, self.num_groups)
+            if self._tables is not None:
+                self._tables.clear(row.slot)
         slot = self._slots.get(row.slot)
         if slot is None:
             raise InvariantBroken(f"row {row.request_id}/{row.choice} names slot {row.slot}, which was never filled")
         slot.update(row)
+        if self._tables is not None:
+            for delta in row.page_deltas:
+                self._tables.place(row.slot, delta.group, delta.first, delta.pages)
         return slot
 
     def _batch(self, rows: Sequence[ScheduledRow], slots: Sequence[Slot], wanted: _Wanted) -> ForwardBatch:
+        where: dict[str, Any] = {}
+        if self._tables is None:
+            tables: Any = [[slot.pages[group] for slot in slots] for group in range(self.num_groups)]
+        else:
+            tables, where = self._tables.array, {"table_rows": [row.slot for row in rows]}
         batch: ForwardBatch = self.backend.batch(
             [token for row in rows for token in row.token_ids],
             [position for row in rows for position in range(row.start, row.start + len(row.token_ids))],
             [len(row.token_ids) for row in rows],
-            [[slot.pages[group] for slot in slots] for group in range(self.num_groups)],
+            tables,
             self.kv_pool,
             logit_rows=wanted.logit_rows,
             no_write=[row.flags.no_write for row in rows],
             request_ids=[row.request_id for row in rows],
+            **where,
         )
         return batch
 
