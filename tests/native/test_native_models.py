@@ -7,8 +7,7 @@ import pytest
 from native_harness import GOLDENS, ISAS, LOGITS, compiled, run
 from tiny_checkpoints import CASES
 
-# relative error of the logits, root mean square, that a format may have on these random models (they are the worst case:
-# no direction of theirs is learned)
+# relative error of the logits, root mean square, that a format may have on these random models
 LOSS = {
     ("bf16", "bf16"): 0.03,
     ("w8g64", "int8"): 0.06,

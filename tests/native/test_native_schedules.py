@@ -1,7 +1,7 @@
-"""Promise 1 through the engine on `native`: tokens and logprobs do not depend on batch, chunks, pages, hits or preemption.
+"""Promise 1 through the engine on `native`: tokens and logprobs depend on no batch, chunk, page, hit or preemption.
 
-Each schedule draws requests, arrivals, budgets, page size and threads; every request is compared, bit for bit, with itself
-alone on one thread. `OCTAVO_SCHEDULES` sets how many the default format gets.
+Each schedule draws requests, arrivals, budgets, page size and threads; every request is compared, bit for bit, with
+itself alone on one thread. `OCTAVO_SCHEDULES` sets how many the default format gets.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def alone(setup: Setup, prompt: int, params: int) -> list[Choice]:
 
 
 def play(setup: Setup, rng: random.Random, seen: Counter[str]) -> None:
-    """One schedule: some requests arrive late, some are thrown out of their pages, the pool may be too small for all."""
+    """One schedule: some requests arrive late, some lose their pages, the pool may be too small for all."""
     page_size, threads = rng.choice([16, 32, 64]), rng.choice([1, 2, 3, 4])
     one = len(parts(setup, 1).model.kv_groups()) * -(-MAX_SEQ_LEN // page_size)
     core = make_core(
