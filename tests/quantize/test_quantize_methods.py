@@ -16,7 +16,7 @@ from small_models import GEMMA, LLAMA, MOE, texts, write_model
 from octavo.backends.quantization import dequantize, quantize
 from octavo.core.errors import InvalidInput
 from octavo.weights.names import open_weights
-from octavo.weights.quant.gptq import gptq, hessian_of
+from octavo.weights.quant.gptq import feedback_of, gptq, hessian_of
 from octavo.weights.quant.job import Plan, QuantizeJob
 from octavo.weights.quant.measure import Comparison, compare, round_inputs
 from octavo.weights.quant.outputs import TensorFile
@@ -107,7 +107,7 @@ def test_gptq_is_the_slow_definition(size: int, columns: int) -> None:
     rng, target = np.random.RandomState(3), dataclasses.replace(W4, group_size=size)
     matrix = rng.standard_normal((12, columns)).astype(np.float32)
     hessian = hessian_of(_inputs(1, 300, columns))
-    fast, slow = gptq(matrix, hessian, target).dequantize(), _slow_gptq(matrix, hessian, target)
+    fast, slow = gptq(matrix, feedback_of(hessian), target).dequantize(), _slow_gptq(matrix, hessian, target)
     off = np.abs(fast - slow) > 1e-3  # a tie may fall either way, and what follows then differs
     assert off.mean() < 0.02
 
@@ -118,7 +118,7 @@ def test_gptq_beats_rounding_where_inputs_depend_on_each_other(name: str) -> Non
     target = TARGETS[name]
     errors = [
         np.linalg.norm(x @ (q.dequantize() - matrix).T)
-        for q in (quantize_matrix(matrix, target), gptq(matrix, hessian_of(x), target))
+        for q in (quantize_matrix(matrix, target), gptq(matrix, feedback_of(hessian_of(x)), target))
     ]
     assert errors[1] < 0.8 * errors[0]
 
@@ -127,10 +127,10 @@ def test_gptq_with_dead_and_too_few_inputs() -> None:
     x = _inputs(5, 8, 64)  # rank 8
     x[:, 10] = 0
     matrix = np.random.RandomState(4).standard_normal((6, 64)).astype(np.float32)
-    found = gptq(matrix, hessian_of(x), W4).dequantize()
+    found = gptq(matrix, feedback_of(hessian_of(x)), W4).dequantize()
     assert np.isfinite(found).all() and (found[:, 10] == 0).all()
     with pytest.raises(InvalidInput, match="calibration"):
-        gptq(matrix, np.full((64, 64), np.inf), W4)
+        feedback_of(np.full((64, 64), np.inf))
 
 
 # ---- scaling

@@ -6,6 +6,8 @@ the columns after k take over of the error at k: `w[k+1:] -= (w[k] - q[k]) / U[k
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +16,7 @@ from octavo.weights.quant.integer import IntegerWeight
 from octavo.weights.quant.rounding import Grid, grid_of, group_index
 from octavo.weights.quant.targets import Target
 
-__all__ = ["gptq", "hessian_of"]
+__all__ = ["Feedback", "feedback_of", "gptq", "hessian_of"]
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -28,14 +30,39 @@ def hessian_of(inputs: Floats) -> Doubles:
     return (inputs.T @ inputs).astype(np.float64) / max(1, len(inputs))
 
 
-def gptq(matrix: Floats, hessian: Doubles, target: Target) -> IntegerWeight:
-    """Quantize a matrix [N, K] for inputs with this Hessian [K, K]. A group's grid is that of its columns as the
-    errors before it have left them. Raises InvalidInput when the Hessian is not finite."""
-    work = matrix.astype(np.float32).copy()
+@dataclass(frozen=True)
+class Feedback:
+    """How errors spread over the columns to come: U of the description, [K, K]; matrices of one input share it."""
+
+    factor: Floats
+    dead: NDArray[np.bool_]  # inputs that are always zero: their weights do not matter
+
+
+def feedback_of(hessian: Doubles) -> Feedback:
+    """The factor of a damped Hessian's inverse. Raises InvalidInput when the Hessian is not finite.
+
+    With H = R R^T, R upper, U is R^-1; R is the Cholesky factor of H turned upside down, turned back.
+    """
+    diagonal = np.diag(hessian)
+    dead = diagonal == 0
+    mean = float(np.mean(np.where(dead, 1.0, diagonal)))
+    for damp in _DAMPS if np.isfinite(mean) else ():
+        held = hessian.copy()
+        held[np.diag_indices_from(held)] = np.where(dead, 1.0, diagonal) + damp * mean
+        try:
+            root = np.linalg.cholesky(held[::-1, ::-1])[::-1, ::-1]
+        except np.linalg.LinAlgError:
+            continue
+        return Feedback(np.triu(np.linalg.inv(root)).astype(np.float32), dead)
+    raise InvalidInput("calibration", "activations", "are not finite, or far too large: check the model")
+
+
+def gptq(matrix: Floats, feedback: Feedback, target: Target) -> IntegerWeight:
+    """Quantize a matrix [N, K] for inputs of this feedback. A group's grid is that of its columns as the errors before
+    it have left them."""
+    work, factor = matrix.astype(np.float32).copy(), feedback.factor
     rows, columns = work.shape
-    dead = np.diag(hessian) == 0  # inputs that are always zero: their weights do not matter
-    work[:, dead] = 0
-    factor = _inverse_factor(hessian, dead)
+    work[:, feedback.dead] = 0
     size, groups = target.group_size or columns, target.num_groups(columns)
     codes = np.empty((rows, columns), np.uint8)
     scales, zeros = np.empty((rows, groups), np.float32), np.empty((rows, groups), np.float32)
@@ -66,18 +93,3 @@ def _grid_at(
         late = factor[start:k, beyond]
         part[:, part.shape[1] - late.shape[1] :] -= errors[:, done] @ late
     return grid_of(part, target)
-
-
-def _inverse_factor(hessian: Doubles, dead: NDArray[np.bool_]) -> Floats:
-    """The upper Cholesky factor of the inverse of a damped Hessian."""
-    held = hessian.copy()
-    held[dead, dead] = 1.0
-    mean = float(np.mean(np.diag(held)))
-    for damp in _DAMPS if np.isfinite(mean) else ():
-        held[np.diag_indices_from(held)] = np.where(dead, 1.0, np.diag(hessian)) + damp * mean
-        try:
-            inverse = np.linalg.inv(held)
-            return np.linalg.cholesky((inverse + inverse.T) / 2).T.astype(np.float32)
-        except np.linalg.LinAlgError:
-            continue
-    raise InvalidInput("calibration", "activations", "are not finite, or far too large: check the model")

@@ -16,7 +16,7 @@ from octavo.core.errors import InvalidInput
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
-from octavo.weights.quant.gptq import gptq, hessian_of
+from octavo.weights.quant.gptq import feedback_of, gptq, hessian_of
 from octavo.weights.quant.integer import IntegerWeight
 from octavo.weights.quant.outputs import Spec, TensorFile, copy_companions, parts_of, plan_parts, write_config
 from octavo.weights.quant.rounding import quantize_matrix
@@ -163,10 +163,10 @@ class QuantizeJob:
     def _quantize(self, shared: SharedInput, x: Floats) -> None:
         matrices = {name: self._read(name) for name in shared.names}
         scales = self._scales(shared, x, list(matrices.values()))
-        hessian = hessian_of(x) if self.plan.method == "gptq" else None
+        feedback = feedback_of(hessian_of(x)) if self.plan.method == "gptq" else None
         for name, matrix in matrices.items():
-            if hessian is not None:
-                weight = gptq(matrix, hessian, self.plan.target)
+            if feedback is not None:
+                weight = gptq(matrix, feedback, self.plan.target)
             else:
                 weights = None if self.plan.method != "awq" else np.square(x / scales).mean(axis=0)
                 weight = quantize_matrix(matrix * scales, self.plan.target, weights=weights)

@@ -21,21 +21,26 @@ __all__ = ["awq_scales", "smooth_scales"]
 Floats = NDArray[np.float32]
 
 _STEPS = 10  # exponents that are tried, from 0 (no scaling) on
-_MOST_ROWS = 256  # inputs that the search looks at
+_MOST_ROWS = 256  # inputs, and outputs of a matrix, that the search looks at
 _LEAST, _MOST = 1e-4, 1e4
 
 
 def awq_scales(inputs: Floats, matrices: Sequence[Floats], target: Target) -> Floats:
     """s [K] = mean|x|^e, with the exponent of least output error over matrices [N, K] that share `inputs` [T, K]."""
-    seen = inputs[:: -(-len(inputs) // _MOST_ROWS)]
+    seen = _some(inputs)
+    rows = [_some(matrix) for matrix in matrices]
     size = np.abs(inputs).mean(axis=0) + np.float32(1e-8)
     best, least = np.ones(inputs.shape[1], np.float32), np.inf
     for step in range(_STEPS):
         scales = _centred(size ** np.float32(step / _STEPS))
-        error = sum(_output_error(seen, matrix, scales, target) for matrix in matrices)
+        error = sum(_output_error(seen, matrix, scales, target) for matrix in rows)
         if error < least:
             best, least = scales, error
     return best
+
+
+def _some(rows: Floats) -> Floats:
+    return rows[:: -(-len(rows) // _MOST_ROWS)]
 
 
 def _output_error(inputs: Floats, matrix: Floats, scales: Floats, target: Target) -> float:
