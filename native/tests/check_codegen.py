@@ -2,8 +2,8 @@
 
     python3 check_codegen.py liboctavo_native.so [more.o ...]
 
-A loop is a backward jump inside one function; the innermost loops with dot instructions are looked at. A register that is
-stored and reloaded there halves the speed of the product, and compilers bring it back quietly.
+A loop is a backward jump inside one function; the innermost loops with dot instructions are looked at. A register that
+is stored and reloaded there halves the speed of the product, and compilers bring it back quietly.
 """
 
 from __future__ import annotations
