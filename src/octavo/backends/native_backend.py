@@ -7,7 +7,6 @@ runs beside it.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,7 +42,7 @@ class NativeEngine:
         self.handle = self._lib.octavo_open(isa.encode() or None, threads)
         if not self.handle:
             raise InvalidInput("isa", isa, self._lib.octavo_error().decode())
-        self._close = weakref.finalize(self, self._lib.octavo_close, self.handle)
+        lib.close_with(self, self._lib.octavo_close, self.handle)
         self.isa: str = self._lib.octavo_isa(self.handle).decode()
         self.threads = int(self._lib.octavo_threads(self.handle))
 
@@ -204,7 +203,6 @@ class NativeModel:
         self.lowered = lower(capture(model.forward, self.shapes), formats)
         self.limits = StepLimits()  # of pools for which nobody called `open`
         self._weights: dict[WeightSpec, int] = {}
-        self._programs: weakref.WeakKeyDictionary[NativeKVPool, NativeProgram] = weakref.WeakKeyDictionary()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -247,12 +245,12 @@ class NativeModel:
         """Make room for steps up to `limits` over a pool, once: steps allocate nothing."""
         vocab = self.model.config.vocab_size
         program = NativeProgram(self.backend.engine, pool, self.lowered, self._weights, limits, vocab)
-        self._programs[pool] = program
+        pool.programs[self] = program
         return program
 
     def forward(self, ops: Any, w: Any, batch: ForwardBatch) -> Floats:
         """Logits [R, V] of the rows `batch.logit_rows`; with `batch.sampling`, draws them in the same call."""
-        program = self._programs.get(batch.kv)
+        program = batch.kv.programs.get(self)
         if program is None:
             program = self.open(batch.kv, self.limits)
         rows = batch.sampling if all(map(is_plain, batch.sampling)) else ()

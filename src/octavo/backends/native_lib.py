@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes as c
 import functools
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +167,8 @@ def check(result: int, field: str = "native") -> int:
     if result < 0:
         raise InvalidInput(field, result, library().octavo_error().decode())
     return result
+
+
+def close_with(owner: object, close: Callable[[int], None], handle: int) -> None:
+    """Call `close(handle)` when `owner` goes; not when the interpreter ends: a thread may still be in the library."""
+    weakref.finalize(owner, close, handle).atexit = False

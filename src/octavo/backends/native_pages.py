@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.list_pages import layer_map
-from octavo.backends.native_lib import KV_TYPES, check, library
+from octavo.backends.native_lib import KV_TYPES, check, close_with, library
 from octavo.core.errors import InvalidInput
 from octavo.core.kv_groups import KVGroup
 
@@ -77,7 +76,8 @@ class NativeKVPool:
         if not self.handle:
             raise InvalidInput("kv_memory", num_pages, self._lib.octavo_error().decode())
         self.engine = engine  # outlives the pool
-        self._close = weakref.finalize(self, self._lib.octavo_kv_close, self.handle)
+        self.programs: dict[Any, Any] = {}  # of each compiled model that runs over these pages
+        close_with(self, self._lib.octavo_kv_close, self.handle)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source to page target, for each pair. Raises InvalidInput for a page past the pool."""

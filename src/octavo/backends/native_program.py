@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +53,8 @@ class NativeProgram:
         del keep
         if not self.handle:
             raise InvalidInput("program", vocab_size, self._lib.octavo_error().decode())
-        self._pool, self._engine = pool, engine  # outlive the program
-        self._close = weakref.finalize(self, self._lib.octavo_program_close, self.handle)
+        self._engine = engine  # outlives the program, as does the pool that owns it
+        lib.close_with(self, self._lib.octavo_program_close, self.handle)
         self._step = lib.Step(size=ctypes.sizeof(lib.Step))
         self._sampling = (lib.Sampling * limits.max_sequences)()
         self._sampled = np.empty(limits.max_sequences, np.int32)
