@@ -80,7 +80,8 @@ static void shape_line(const Bench& b, const Shape& s) {
   for (int64_t p = 0; p < m.panels; p++) b.k->pack(&one, b.weights + p * m.panel_bytes, 0, 1, w.data(), nullptr);
   for (int64_t c = 1; c < copies; c++) memcpy(b.weights + c * bytes, b.weights, (size_t)bytes);
   Act a{b.fmt, 0, s.k, 0, 0, 0, nullptr, nullptr, nullptr};
-  check::Buffer memory(b.k->act_layout(&a, 512));
+  int64_t operands = b.k->act_layout(&a, 512);
+  check::Buffer memory(operands + 8 * 512 * a.ldg);
   a.q = memory.p, a.z = (int32_t*)(a.q + 512 * a.lda), a.s = (float*)(a.z + 512 * a.ldg);
   b.k->quantize(&a, 0, 512, x.data(), s.k, nullptr, nullptr);
   Epilogue e{s.gated ? EPI_SILU_MUL : EPI_STORE, b.out, s.gated ? s.n / 2 : s.n, nullptr, nullptr, 0, 0};
