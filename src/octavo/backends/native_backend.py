@@ -30,6 +30,7 @@ from octavo.core.kv_groups import KVGroup
 
 __all__ = ["NativeBackend", "NativeModel"]
 
+ROW_BLOCK = 256  # rows of operands that a thread keeps (program.h)
 Floats = NDArray[np.float32]
 Read = Callable[[str], Any]  # weight name -> float32 array
 
@@ -235,6 +236,18 @@ class NativeModel:
     def page_bytes(self, page_size: int) -> int:
         """Bytes of one page. Raises InvalidInput for a size that the backend has no pages of."""
         return page_bytes(self.backend.engine.handle, page_size, self.kv_groups())
+
+    def activation_bytes(self, tokens: int) -> int:
+        """About what the largest step takes beside logits: values of `tokens` rows, working memory of each thread."""
+        widths = [cols for rows, cols in self.lowered.buffers if rows == lib.ROWS_T]
+        own = 4 * ROW_BLOCK * max(widths) + 8 * int(self.model.config.vocab_size)
+        return 4 * tokens * sum(widths) + self.backend.engine.threads * own
+
+    def describe(self) -> str:
+        """How it runs, in one line."""
+        engine = self.backend.engine
+        threads = f"{engine.threads} thread{'s' * (engine.threads > 1)}"
+        return f"native: {engine.isa}, {threads}, weights {self.weight_format}, keys and values {self.kv_dtype}"
 
     def load(self, read: Read) -> None:
         """Pack every weight; `read` gives one by its checkpoint name, prepared."""

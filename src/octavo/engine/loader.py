@@ -51,8 +51,10 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     _limit_threads(config.threads)
     source = _open(config)
     try:
-        plan, max_seq_len = _plan(config, source)
+        plan, max_seq_len, running = _plan(config, source)
         say(plan.describe())
+        if running:
+            say(running)
         parts = source.load(config)
     finally:
         source.close()
@@ -100,7 +102,7 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
         weights=model.weight_bytes()
         if compiled
         else width * sum(math.prod(shape) for shape in model.weight_shapes().values()),
-        activations=width * tokens * (4 * c.hidden_size + 3 * widest),
+        activations=model.activation_bytes(tokens) if compiled else width * tokens * (4 * c.hidden_size + 3 * widest),
         workspace=width * min(rows, config.max_running_requests * 3) * c.vocab_size,
         page_bytes=page_bytes(model, config.page_size) * width // 4,
     )
@@ -117,12 +119,14 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
     )
 
 
-def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int]:
+def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int, str]:
+    """The memory plan, the longest sequence, and how a compiled model will run (instruction set, formats)."""
     model_config = ModelConfig.from_dict(source.config)
     limit = model_config.max_position_embeddings
     max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
     model, backend = _compiled(config, build_model(model_config))
-    return plan_for(config, model, backend.name, max_seq_len), max_seq_len
+    running = model.describe() if hasattr(model, "describe") else ""
+    return plan_for(config, model, backend.name, max_seq_len), max_seq_len, running
 
 
 def _compiled(config: EngineConfig, model: Any) -> tuple[Any, Any]:
