@@ -79,6 +79,12 @@ inline bool has_bit(unsigned leaf, unsigned sub, int word, int bit) {
 }
 #endif
 
+// Fills the layout; bytes of q, z and s one after the other.
+inline int64_t operand_bytes(const octavo::Kernels* k, octavo::Act* a, int64_t rows) {
+  const int64_t q = k->act_layout(a, rows);
+  return q + 8 * rows * a->ldg;
+}
+
 // Tables that are linked in and can run here; `only` (or null) names one.
 inline std::vector<const octavo::Kernels*> tables(const char* only = nullptr) {
   std::vector<const octavo::Kernels*> all;

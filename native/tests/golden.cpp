@@ -47,7 +47,7 @@ void products(const Kernels* k, int32_t fmt, Entries* out) {
   (*out)[name + " row"].hash = hash_of(row.data(), depth * 4);
 
   octavo::Act act{fmt, 0, depth, 0, 0, 0, nullptr, nullptr, nullptr};
-  Buffer memory(k->act_layout(&act, rows));
+  Buffer memory(check::operand_bytes(k, &act, rows));
   act.q = memory.p;
   act.z = reinterpret_cast<int32_t*>(act.q + rows * act.lda);
   act.s = reinterpret_cast<float*>(act.z + rows * act.ldg);

@@ -28,7 +28,7 @@ struct Matrix {
 struct Operands {
   Act a{};
   Buffer memory;
-  Operands(const Kernels* k, int fmt, int64_t depth, int64_t rows) : a{fmt, 0, depth, 0, 0, 0, nullptr, nullptr, nullptr}, memory(k->act_layout(&a, rows) + 8 * rows * a.ldg) {
+  Operands(const Kernels* k, int fmt, int64_t depth, int64_t rows) : a{fmt, 0, depth, 0, 0, 0, nullptr, nullptr, nullptr}, memory(check::operand_bytes(k, &a, rows)) {
     a.q = memory.p;
     a.z = (int32_t*)(a.q + rows * a.lda);
     a.s = (float*)(a.z + rows * a.ldg);
