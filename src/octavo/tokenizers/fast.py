@@ -45,11 +45,14 @@ class FastTokenizer(Tokenizer):
         return self._size
 
     def to_json(self) -> str:
-        """The text of a `tokenizer.json` that encodes alike, the ids around a text included."""
+        """The text of a `tokenizer.json` that encodes and decodes alike, the ids around a text included."""
         from tokenizers import Tokenizer as Core
-        from tokenizers import processors
+        from tokenizers import decoders, processors
 
         twin = Core.from_str(self._core.to_str())
+        if self.strip_leading_space:
+            spaces = decoders.Replace(_MARK, " "), decoders.ByteFallback(), decoders.Fuse()
+            twin.decoder = decoders.Sequence([*spaces, decoders.Strip(" ", 1, 0)])
         around = [(self._core.id_to_token(i), i) for i in (*self.traits.prefix_ids, *self.traits.suffix_ids)]
         if around:
             names = [token for token, _ in around]

@@ -106,6 +106,11 @@ class GgufFile(WeightFile):
         raw = self._file.array_at(stored.start + index * each, each)
         return dequantize(raw, stored.kind).reshape(info.shape[1:])
 
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of a tensor in the file."""
+        self.info(name)
+        return self._stored[name].length
+
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The stored bytes as a view of the mapping: drop it before `close`."""
         self.info(name)

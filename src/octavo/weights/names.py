@@ -193,7 +193,7 @@ class GgufWeights(WeightFile):
         """Bytes of a tensor in the file."""
         self.info(name)
         origin = self._sources[name]
-        return self._file.raw(origin.name).nbytes // origin.share
+        return self._file.stored_bytes(origin.name) // origin.share
 
     def close(self) -> None:
         """Unmap the file."""
