@@ -3,7 +3,7 @@
  * Everything is checked before it starts; kernels cannot fail. A function that can fail returns a negative number (or
  * null) and leaves a sentence in octavo_error(). Handles are owned by the caller: close programs before pools before
  * engines. Sizes are 64-bit; counts in records are int32. One step at a time runs in a process: engines share the
- * thread pool behind a lock. Python calls these through ctypes, which drops its lock for the length of a call. */
+ * thread pool behind a lock; an engine and what belongs to it have one caller at a time. Python calls these through ctypes, which drops its lock for the length of a call. */
 #ifndef OCTAVO_NATIVE_H
 #define OCTAVO_NATIVE_H
 #include <stdint.h>

@@ -229,10 +229,8 @@ int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, 
     for (int32_t i = 0; i < samples; i++) {
       if (const char* wrong = wrong_sampling(sampling[i], rows)) return fail(wrong);
     }
-    Arena memory;
-    std::vector<SampleScratch> scratch(static_cast<size_t>(engine->engine.threads));
-    for (SampleScratch& own : scratch) own.allocate(&memory, vocab_size);
-    DrawJob job{&engine->engine, logits, stride, vocab_size, sampling, samples, sampled, &scratch};
+    engine->engine.make_draws(vocab_size);
+    DrawJob job{&engine->engine, logits, stride, vocab_size, sampling, samples, sampled, &engine->engine.draws};
     Pool::shared().run(engine->engine.threads, draw_part, &job);
     return 0;
   });

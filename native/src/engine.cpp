@@ -75,6 +75,13 @@ int64_t Engine::add_vector(const float* data, int64_t n, std::string* error) {
   return static_cast<int64_t>(weights.size()) - 1;
 }
 
+void Engine::make_draws(int64_t vocab_size) {
+  if (vocab_size <= draw_width) return;
+  draws.resize(static_cast<size_t>(threads));
+  for (SampleScratch& own : draws) own.allocate(&memory, vocab_size);
+  draw_width = vocab_size;
+}
+
 bool kv_layout(const Kernels* kernels, KV* kv, int32_t layers) {
   const int32_t p = kv->page_size;
   const bool known = kv->type >= 0 && kv->type < KV_COUNT && layers > 0 && layers <= 4096;

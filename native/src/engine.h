@@ -7,6 +7,7 @@
 #include "arena.h"
 #include "kernels.h"
 #include "octavo_native.h"
+#include "sampling.h"
 
 namespace octavo {
 
@@ -25,10 +26,13 @@ struct Engine {
   const int threads;
   Arena memory{int64_t{32} << 20};
   std::vector<Weight> weights;
+  std::vector<SampleScratch> draws;  // of each thread, for draws outside of a step
+  int64_t draw_width = 0;            // the vocabulary that they are made for
 
   // Both return the weight's number, or -1 with `error` set.
   int64_t add_matrix(const octavo_matrix& given, std::string* error);
   int64_t add_vector(const float* data, int64_t n, std::string* error);
+  void make_draws(int64_t vocab_size);
   bool layout(const octavo_matrix& given, Mat* mat, int64_t* bytes, std::string* error) const;
 };
 
