@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from fake_engine import FakeEngine, refusing
 from serve_http import CHAT, COMPLETIONS, HELLO, check_error, events, make_app, post, send, send_all
@@ -82,6 +83,15 @@ def test_echo_with_logprobs_covers_the_prompt(stream: bool) -> None:
     assert logprobs["top_logprobs"][2] == {"\x00": -0.25, "\x01": -1.25, "A": -0.25}
 
 
+def test_a_streams_logprobs_are_those_of_the_whole() -> None:
+    body = {"prompt": "hi", "logprobs": 1}
+    whole = post(COMPLETIONS, body).json()["choices"][0]["logprobs"]
+    pieces = [chunk["choices"][0]["logprobs"] for chunk in events(post(COMPLETIONS, {**body, "stream": True}))]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for piece in pieces for value in piece[name]] == whole[name], name
+    assert whole["tokens"][-1] == "<eos>" and whole["text_offset"][:4] == [0, 1, 2, 3]
+
+
 def test_scoring_a_prompt_generates_nothing() -> None:
     choice = post(COMPLETIONS, {"prompt": "abc", "max_tokens": 0, "echo": True}).json()["choices"][0]
     assert choice["text"] == "abc" and choice["finish_reason"] == "length"
@@ -142,8 +152,14 @@ def test_other_engines_names_are_understood() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_unknown_parameters_are_named_with_the_nearest_right_one(stream: bool) -> None:
-    response = post(CHAT, {**HELLO, "temprature": 0.1, "a\nb": 1, "stream": stream})
-    found = events(response)[0]["warnings"] if stream else response.json()["warnings"]
+    for path, body in ((CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})):
+        check_warnings(post(path, {**body, "temprature": 0.1, "a\nb": 1, "stream": stream}), stream)
+
+
+def check_warnings(response: httpx.Response, stream: bool) -> None:
+    chunks = events(response) if stream else [response.json()]
+    assert ["warnings" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+    found = chunks[0]["warnings"]
     assert [warning["param"] for warning in found] == ["temprature", "(unprintable name)"]
     assert "did you mean temperature?" in found[0]["message"]
     assert response.headers["x-octavo-warnings"] == "temprature, (unprintable name)"

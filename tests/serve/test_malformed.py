@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -55,6 +56,21 @@ def test_a_body_is_counted_while_it_is_read() -> None:
     check_error(send(app, "POST", COMPLETIONS, content=pieces(), headers=JSON), 413)
     lying = {**JSON, "content-length": "9" * 30}
     check_error(send(app, "POST", COMPLETIONS, content=b"{}", headers=lying), 413)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def never():  # type: ignore[no-untyped-def]
+        yield b"{"
+        await asyncio.Event().wait()
+
+    app = make_app(body_timeout=0.02)
+    check_error(send(app, "POST", COMPLETIONS, content=never(), headers=JSON), 408)
+
+
+def test_depth_is_bounded_whatever_is_nested() -> None:
+    for depth, status in ((63, 200), (64, 400), (900, 400)):
+        nested = b'{"prompt":"a","extra":' + b"[" * depth + b"]" * depth + b"}"
+        assert send(make_app(), "POST", COMPLETIONS, content=nested, headers=JSON).status_code == status, depth
 
 
 def test_only_plain_json_is_taken() -> None:

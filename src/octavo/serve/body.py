@@ -19,7 +19,11 @@ _IN_THREAD = 64 << 10  # bytes; a body above this would hold the event loop for 
 async def read_json(request: Request, config: ServeConfig) -> dict[str, Any]:
     """The body as a JSON object. Raises ``ApiError`` 400, 408, 413 or 415."""
     _check_headers(request)
-    body = await _read(request, config.max_body_bytes)
+    try:
+        body = await asyncio.wait_for(_read(request, config.max_body_bytes), config.body_timeout)
+    except asyncio.TimeoutError as error:
+        late = f"The body was not complete after {config.body_timeout:g} s."
+        raise ApiError(408, late, code="body_timeout", headers={"Connection": "close"}) from error
     if len(body) > _IN_THREAD:
         return await asyncio.to_thread(parse_json, body, config.max_json_depth)
     return parse_json(body, config.max_json_depth)

@@ -32,6 +32,7 @@ class ServeConfig:
     max_logit_bias: int = _flag(1024, "Most entries of logit_bias.")
     max_prompt_chars: int = _flag(2_000_000, "Longest prompt before tokenizing, in characters.")
     max_pending: int = _flag(512, "Sequences that may run or wait at once; more are refused with 429.")
+    body_timeout: float = _flag(30.0, "Seconds that a client may take to send its body.")
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave its stream unread before it is cancelled.")
     max_connections: int = _flag(1024, "Most open connections.")
@@ -51,6 +52,6 @@ class ServeConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidInput(name, getattr(self, name), "give a number of at least 1")
-        for name in ("request_timeout", "stall_timeout", "shutdown_timeout"):
+        for name in ("body_timeout", "request_timeout", "stall_timeout", "shutdown_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")
