@@ -21,8 +21,8 @@ def config_flags(**configs: type) -> Callable[[Callable[..., None]], Callable[..
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command).parameters.values() if p.name not in configs]
-        hints = get_type_hints(command, include_extras=True)
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for parameter in signature.parameters.values() if parameter.name not in configs]
         taken = {parameter.name for parameter in own}
         flags: dict[str, list[inspect.Parameter]] = {}
         for name, kind in configs.items():
@@ -33,7 +33,7 @@ def config_flags(**configs: type) -> Callable[[Callable[..., None]], Callable[..
             built = {name: _build(configs[name], flags[name], values) for name in configs}
             command(**built, **values)
 
-        parameters = [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         parameters += [flag for group in flags.values() for flag in group]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
