@@ -47,7 +47,9 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _top(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_show_version)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, metavar="")
+    ] = False,
 ) -> None:
     pass
 
@@ -85,7 +87,9 @@ def run(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Prompts, one JSON value a line.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File of answers; goes on where it ended.")] = None,
     system: Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it stands: no chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it stands: no chat template.", metavar="")
+    ] = False,
 ) -> None:
     """Answer one prompt, or a file of them.
 
@@ -106,7 +110,7 @@ def run(
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")] = False,
     cache_dir: CacheDir = "",
 ) -> None:
     """Say what was found on this machine: backend, instruction sets, memory, model cache, and what is missing."""
@@ -117,7 +121,7 @@ def doctor(
 
 @app.command()
 def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")] = False,
     fetch: Annotated[str, typer.Option("--fetch", help="Fetch this model into the cache.")] = "",
     cache_dir: CacheDir = "",
 ) -> None:
