@@ -32,10 +32,10 @@ class Ran:
 def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the command line in this process."""
 
-    def run(*arguments: str, stdin: str = "") -> Ran:
+    def run(*arguments: str, stdin: str = "", columns: int = 200) -> Ran:
         monkeypatch.setattr(sys, "argv", ["octavo", *arguments])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as end:
             main()
             raise SystemExit(0)
@@ -61,10 +61,23 @@ def test_every_field_of_the_configs_is_a_flag_with_its_help(octavo: Any) -> None
     for kind in (EngineConfig, ServeConfig):
         for field in dataclasses.fields(kind):
             if field.name != "model":
-                assert f"--{field.name.replace('_', '-')}" in shown, field.name
+                assert f"--{'no-' * (field.default is True)}{field.name.replace('_', '-')}" in shown, field.name
                 assert field.metadata["help"].split()[-1] in shown, field.name
     shown = octavo("run", "--help").out
     assert all(f"--{field.name.replace('_', '-')}" in shown for field in dataclasses.fields(SamplingFlags))
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "run", "doctor", "models"])
+def test_no_flag_is_cut_on_a_narrow_terminal(octavo: Any, command: str) -> None:
+    assert "…" not in octavo(command, "--help", columns=80).out
+
+
+@pytest.mark.parametrize("switch", ["--no-prefix-cache", "--offline", ""])
+def test_switches_reach_the_config(octavo: Any, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    served: list[EngineConfig] = []
+    monkeypatch.setattr("octavo.serve.server.serve", lambda engine, server, say: served.append(engine))
+    assert octavo("serve", *filter(None, [switch])).code == 0
+    assert served[0].prefix_cache == (switch != "--no-prefix-cache") and served[0].offline == (switch == "--offline")
 
 
 WRONG = [
@@ -135,6 +148,20 @@ def test_a_file_of_prompts_goes_on_where_it_was_cut(octavo: Any, tmp_path: Path)
     assert prompts.read_text() == '"another"\n'
     prompts.write_text('{"text": 1}\n')
     assert "line 1" in octavo(*command).err
+
+
+def test_a_line_is_told_what_had_no_effect(octavo: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    bodies = [
+        {"prompt": "one", "max_token": 2, "echo": True, "stop": "x"}, {"prompt": "two", "model": "another"},
+        {"prompt": "three", "model": "tiny-llama", "return_tokens": True}, {"prompt": "four", "stream": False},
+    ]  # fmt: skip
+    prompts.write_text("\n".join(json.dumps(body) for body in bodies))
+    ran = octavo("run", "-m", TINY, "-f", str(prompts), "--max-tokens", "1", "--raw")
+    answers = {line["index"]: line for line in map(json.loads, ran.out.splitlines())}
+    told = {index: [warning["param"] for warning in line.get("warnings", ())] for index, line in answers.items()}
+    assert told == {0: ["max_token", "echo"], 1: ["model"], 2: ["return_token_ids"], 3: []}
+    assert "max_tokens" in answers[0]["warnings"][0]["message"] and "warnings" not in answers[3]
 
 
 def test_chat_is_a_conversation(octavo: Any) -> None:

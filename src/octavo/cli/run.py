@@ -4,8 +4,8 @@ The answers file is only ever appended to, one whole line at a time, so a run th
 
     {"index": 3, "key": "9f2c...", "text": "...", "finish_reason": "stop", "usage": {...}}
 
-A refused prompt has "error" instead of a text. `index` is the line of the prompts file; `key` identifies what was
-asked, so that an answer is not taken for another's.
+A refused prompt has "error" instead of a text; "warnings" names what was not honoured. `index` is the line of the
+prompts file; `key` identifies what was asked, so that an answer is not taken for another's.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ async def _answer(session: Session, task: _Task) -> dict[str, Any]:
     """One line of the answers file."""
     head = {"index": task.index, "key": task.key}
     try:
-        job = await session.job(task.body)
+        job, warnings = await session.job(task.body)
         texts: dict[int, list[str]] = {index: [] for index in range(job.num_choices)}
         reasons: dict[int, str | None] = {}
         async for index, delta in session.deltas(job):
@@ -196,4 +196,5 @@ async def _answer(session: Session, task: _Task) -> dict[str, Any]:
     usage = job.usage()
     counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
     choices = [{"text": "".join(text), "finish_reason": reasons.get(index)} for index, text in texts.items()]
-    return {**head, **(choices[0] if len(choices) == 1 else {"choices": choices}), "usage": counts}
+    answer = {**head, **(choices[0] if len(choices) == 1 else {"choices": choices}), "usage": counts}
+    return {**answer, "warnings": warnings} if warnings else answer
