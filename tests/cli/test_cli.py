@@ -150,6 +150,15 @@ def test_a_file_of_prompts_goes_on_where_it_was_cut(octavo: Any, tmp_path: Path)
     assert "line 1" in octavo(*command).err
 
 
+@pytest.mark.parametrize("held", ["my only notes", "first\nlast", '{"prompt": "one"}', "\n"])
+def test_a_file_that_holds_something_else_is_left_alone(octavo: Any, tmp_path: Path, held: str) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "notes.txt"
+    prompts.write_text('"one"\n')
+    out.write_text(held)
+    ran = octavo("run", "-m", TINY, "-f", str(prompts), "-o", str(out))
+    assert ran.code == 2 and "is no file of answers" in ran.err and out.read_text() == held
+
+
 def test_a_line_is_told_what_had_no_effect(octavo: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     bodies = [

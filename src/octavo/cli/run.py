@@ -30,6 +30,7 @@ from octavo.serve.errors import ApiError
 __all__ = ["run_file", "run_prompt"]
 
 _IN_FLIGHT = 64
+_BEGINNING = b'{"index": '  # of every line of answers
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,11 @@ def _parsed(line: str, index: int) -> Any:
 
 
 def _done(out: Path, tasks: list[_Task]) -> set[int]:
-    """Which lines have an answer. A last line that was cut is taken away."""
+    """Which lines have an answer. A last line that was cut is taken away; a file of anything else is left alone."""
     if not out.exists():
         return set()
     whole = out.read_bytes()
     kept = whole[: whole.rfind(b"\n") + 1]
-    if len(kept) < len(whole):
-        os.truncate(out, len(kept))
     keys = {task.index: task.key for task in tasks}
     done = set()
     for line in kept.splitlines():
@@ -135,6 +134,11 @@ def _done(out: Path, tasks: list[_Task]) -> set[int]:
         if keys.get(index) != key:
             raise InvalidInput("out", str(out), "holds answers to other prompts; name another file, or remove it")
         done.add(index)
+    cut = whole[len(kept) :]
+    if cut[: len(_BEGINNING)] != _BEGINNING[: len(cut)]:
+        raise _no_answers(out)
+    if cut:
+        os.truncate(out, len(kept))
     return done
 
 
@@ -143,7 +147,11 @@ def _signature(line: bytes, out: Path) -> tuple[int, str]:
         value = json.loads(line)
         return value["index"], value["key"]
     except (ValueError, KeyError, TypeError):
-        raise InvalidInput("out", str(out), "is no file of answers; name another, or remove it") from None
+        raise _no_answers(out) from None
+
+
+def _no_answers(out: Path) -> InvalidInput:
+    return InvalidInput("out", str(out), "is no file of answers; name another, or remove it")
 
 
 def _progress(total: int, done: int, shown: bool) -> Any:
