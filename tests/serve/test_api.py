@@ -10,6 +10,7 @@ from fake_engine import FakeEngine, refusing
 from serve_http import CHAT, COMPLETIONS, HELLO, check_error, events, make_app, post, send, send_all
 
 from octavo.serve.app import create_app
+from octavo.tokenizers.simple import SimpleTokenizer
 
 ANSWER = "<USER>HÉ\n ✓"
 
@@ -28,6 +29,23 @@ def test_a_whole_chat_answer() -> None:
         "prompt_tokens_details": {"cached_tokens": prompt // 2},
     }
     assert "warnings" not in body and "token_ids" not in choice
+
+
+def test_without_a_template_the_mark_of_the_next_turn_ends_an_answer() -> None:
+    plain, marks = [f"<0x{byte:02X}>" for byte in range(256)], ["<eos>", "<|im_start|>", "<|im_end|>"]
+    base = FakeEngine(tokenizer=SimpleTokenizer([*plain, "<eos>"], kind="bytes", eos=["<eos>"]))
+    chatml = FakeEngine(tokenizer=SimpleTokenizer([*plain, *marks], kind="bytes", eos=["<eos>"], special=marks))
+    own = FakeEngine()
+    many = [str(i) for i in range(16)]
+    bodies = (CHAT, {**HELLO, "stop": "x"}), (CHAT, {**HELLO, "stop": many}), (COMPLETIONS, {"prompt": "a"})
+    for engine in (base, chatml, own):
+        for path, body in bodies:
+            assert post(path, body, engine=engine).status_code == 200
+    stops = {"base": base, "chatml": chatml, "own": own}
+    asked = {name: [(p.stop, p.stop_token_ids) for _, p, _ in engine.asked] for name, engine in stops.items()}
+    assert asked["base"] == [(("x", "\nUser:", "\nSystem:"), ()), (tuple(many), ()), ((), ())]
+    assert asked["chatml"] == [(("x",), (258,)), (tuple(many), (258,)), ((), ())]
+    assert asked["own"] == [(("x",), ()), (tuple(many), ()), ((), ())]
 
 
 def test_a_chat_stream_obeys_its_law() -> None:

@@ -25,7 +25,7 @@ from octavo.serve.metrics import Metrics
 from octavo.serve.names import Warnings, decode_request
 from octavo.serve.params import sampling_params
 from octavo.serve.port import Delta
-from octavo.serve.prompts import encode_chat_prompt, encode_prompts, fit_context
+from octavo.serve.prompts import encode_chat_prompt, encode_prompts, ending_at_turns, fit_context
 from octavo.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
 __all__ = ["Session"]
@@ -91,6 +91,8 @@ class Session:
             request, warnings = text, _ = decode_request(body, CompletionRequest)
             prompts = await asyncio.to_thread(encode_prompts, text, engine, limits)
         params = sampling_params(request, limits, engine.vocab_size)
+        if "messages" in body:
+            params = ending_at_turns(params, engine)
         fit_context(prompts, params, engine, "messages" if "messages" in body else "prompt")
         return Job(uuid.uuid4().hex, prompts, params, _NO_LIMIT), warnings + self._unused(request)
 
