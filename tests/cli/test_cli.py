@@ -84,6 +84,8 @@ WRONG = [
     (("serve", "--prot", "1"), "--port"), (("srve",), "serve"), (("serve", "--port", "x"), "--port"),
     (("serve", "smollm2-135m-instuct", "--port", "0"), "did you mean smollm2-135m-instruct"),
     (("serve", TINY, "--port", "70000"), "--port = 70000"), (("serve", TINY, "--kv-memory", "lots"), "--kv-memory"),
+    (("serve", "", "--port", "0"), "model = ''"), (("serve", TINY, "--host", "no.such.host.invalid"), "--host = "),
+    (("serve", TINY, "--host", "203.0.113.1"), "--host = '203.0.113.1'"),
     (("serve", TINY, "--max-body-bytes", "0"), "--max-body-bytes"),
     (("serve", TINY, "--request-timeout", "nan"), "finite"),
     (("run", "-m", TINY, "x", "--temperature", "-1"), "temperature"), (("run", "-m", TINY), "give"),

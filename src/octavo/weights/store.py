@@ -118,7 +118,7 @@ class ModelStore:
         if model is not None:
             return self._resolve_known(model)
         path = Path(text).expanduser()
-        if path.exists():
+        if text and path.exists():
             return _resolve_path(path)
         if HUB_ID.fullmatch(text) and not text.endswith(".gguf"):
             return self._resolve_hub(text)
