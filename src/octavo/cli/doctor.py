@@ -98,7 +98,12 @@ def _packages() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield Finding("packages", "missing: " + ", ".join(missing), "install them: pip install octavo", fatal=True)
+        yield Finding(
+            "packages",
+            "missing: " + ", ".join(missing),
+            "install them, where Octavo's pyproject.toml is: pip install --editable .",
+            fatal=True,
+        )
     if held:
         yield Finding("packages", ", ".join(held))
 
@@ -176,5 +181,5 @@ def _cache(cache_dir: str) -> Iterator[Finding]:
     else:
         remedy = "" if free >= _SMALLEST_DISK else "make room, or set OCTAVO_HOME to a folder on another disk"
         yield Finding("model cache", f"{store.cache_dir} ({show_size(free)} free on its disk)", remedy)
-    held = [f"{model.name} ({show_size(model.size)})" for model in store.cached_models()]
+    held = [f"{model.name} ({model.size / 1e6:.0f} MB)" for model in store.cached_models()]
     yield Finding("models cached", ", ".join(held) or "none yet: the first octavo serve or chat fetches one")
