@@ -36,7 +36,7 @@ class EngineConfig:
     max_prefill_chunk: int = _flag(256, "Most tokens of one prompt in one step.")
     policy: str = _flag("fcfs", "Order of service: fcfs (first come) or priority.")
     prefix_cache: bool = _flag(True, "Keep the keys and values of finished prefixes for later requests.")
-    threads: int = _flag(0, "Threads of the numeric library; 0: all cores.")
+    threads: int = _flag(0, "Threads of the numeric library; 0: what OPENBLAS_NUM_THREADS says, or half of the cores.")
     seed: int = _flag(0, "Where the seeds of requests without one come from; 0: different in every run.")
     offline: bool = _flag(False, "Never touch the network.")
     cache_dir: str = _flag("", "Folder of downloaded models; empty: the user's cache.")
