@@ -143,6 +143,8 @@ def test_a_file_of_prompts_goes_on_where_it_was_cut(octavo: Any, tmp_path: Path)
     assert octavo(*command, "-o", str(out)).code == 0 and len(lines_of(out)) == 5  # nothing left to do
     assert sorted(json.loads(line)["index"] for line in octavo(*command).out.splitlines()) == [0, 1, 2, 3, 4]
 
+    for asked_otherwise in (("--raw",), ("--seed", "1"), ("--system", "be brief"), ("--max-tokens", "6")):
+        assert "other flags" in octavo(*command, *asked_otherwise, "-o", str(out)).err
     prompts.write_text('"another"\n')
     other = octavo(*command, "-o", str(out))
     assert other.code == 2 and "answers to other prompts" in other.err

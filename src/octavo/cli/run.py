@@ -5,7 +5,7 @@ The answers file is only ever appended to, one whole line at a time, so a run th
     {"index": 3, "key": "9f2c...", "text": "...", "finish_reason": "stop", "usage": {...}}
 
 A refused prompt has "error" instead of a text; "warnings" names what was not honoured. `index` is the line of the
-prompts file; `key` identifies what was asked, so that an answer is not taken for another's.
+prompts file; `key` identifies what was asked of which model, so that an answer is not taken for another's.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run_file(
     config: EngineConfig, sampling: SamplingFlags, file: Path, out: Path | None, system: str, raw: bool
 ) -> None:
     """Answer each line of `file` into `out` (or standard output). Raises ``InvalidInput`` for a damaged file."""
-    tasks = list(_tasks(file, sampling, system, raw))
+    tasks = list(_tasks(config.model, file, sampling, system, raw))
     done = _done(out, tasks) if out is not None else set()
     todo = [task for task in tasks if task.index not in done]
     if done:
@@ -101,12 +101,13 @@ def run_file(
         print(f"{failed} of {len(todo)} were refused; their lines hold an error", file=sys.stderr)
 
 
-def _tasks(file: Path, sampling: SamplingFlags, system: str, raw: bool) -> Iterator[_Task]:
+def _tasks(model: str, file: Path, sampling: SamplingFlags, system: str, raw: bool) -> Iterator[_Task]:
+    asked_of = json.dumps([model, system, raw, sampling.fields()])
     with open(file, encoding="utf-8") as lines:
         for index, line in enumerate(lines):
             if line.strip():
                 value = _parsed(line, index)
-                key = hashlib.sha256(line.strip().encode()).hexdigest()[:16]
+                key = hashlib.sha256(f"{asked_of}\n{line.strip()}".encode()).hexdigest()[:16]
                 yield _Task(index, key, _body(value, sampling, system, raw))
 
 
@@ -132,7 +133,9 @@ def _done(out: Path, tasks: list[_Task]) -> set[int]:
     for line in kept.splitlines():
         index, key = _signature(line, out)
         if keys.get(index) != key:
-            raise InvalidInput("out", str(out), "holds answers to other prompts; name another file, or remove it")
+            raise InvalidInput(
+                "out", str(out), "holds answers to other prompts, another model or other flags; name another file"
+            )
         done.add(index)
     cut = whole[len(kept) :]
     if cut[: len(_BEGINNING)] != _BEGINNING[: len(cut)]:
