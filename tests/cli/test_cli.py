@@ -163,6 +163,21 @@ def test_a_file_that_holds_something_else_is_left_alone(octavo: Any, tmp_path: P
     assert ran.code == 2 and "is no file of answers" in ran.err and out.read_text() == held
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_file_that_is_stopped_says_how_to_go_on(
+    octavo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    def stop(self: object, coroutine: Any) -> None:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("octavo.cli.session.Session.call", stop)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"one"\n')
+    ran = octavo("run", "-m", TINY, "-f", str(prompts), *(("-o", str(tmp_path / "out")) if kept else ()))
+    assert ran.code == 130 and ("goes on" in ran.err) == kept
+
+
 def test_a_line_is_told_what_had_no_effect(octavo: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     bodies = [
@@ -195,6 +210,17 @@ def test_doctor_says_what_was_found(octavo: Any, tmp_path: Path) -> None:
     assert found["models cached"]["found"].startswith("none yet") and "numpy" in found["packages"]["found"]
     assert not (tmp_path / "none").exists()
     assert "backend" in octavo("doctor").out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_doctor_wraps_between_words_on_a_terminal_only(
+    octavo: Any, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", terminal)
+    lines = octavo("doctor", columns=60).out.splitlines()
+    first = next(i for i, line in enumerate(lines) if " packages " in line)
+    after = lines[first + 1]
+    assert after.startswith(" " * 8) == terminal == (len(lines[first]) < 80)
 
 
 def test_what_is_fatal_makes_doctor_fail(octavo: Any, monkeypatch: pytest.MonkeyPatch) -> None:

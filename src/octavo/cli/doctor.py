@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -68,11 +69,18 @@ def _print(found: list[Finding]) -> None:
 
     console = Console(highlight=False)
     width = max(len(finding.what) for finding in found)
+    margin = "\n" + " " * (width + 4)
+    room = max(20, console.width - width - 4) if console.is_terminal else 1 << 20  # a pipe gets whole lines
+
+    def wrapped(text: str) -> str:
+        return margin.join(textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False))
+
     for finding in found:
         mark, colour = ("✗", "red") if finding.fatal else ("!", "yellow") if finding.remedy else ("✓", "green")
-        console.print(Text.assemble((mark, colour), f" {finding.what:<{width}}  {finding.found}"), soft_wrap=True)
+        line = Text.assemble((mark, colour), f" {finding.what:<{width}}  {wrapped(finding.found)}")
         if finding.remedy:
-            console.print(Text(f"  {'':<{width}}  {finding.remedy}", colour), soft_wrap=True)
+            line.append(margin + wrapped(finding.remedy), colour)
+        console.print(line, soft_wrap=True)
 
 
 def findings(cache_dir: str = "") -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """`octavo`: the command line. Commands import what they need when they run, so that `--help` is quick.
 
-Exit codes: 0 done, 1 it went wrong, 2 it was asked for wrongly.
+Exit codes: 0 done, 1 it went wrong, 2 it was asked for wrongly, 130 it was stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -141,8 +141,6 @@ def main() -> None:
         _fail(str(error), 2)
     except OctavoError as error:
         _fail(str(error), 1)
-    except KeyboardInterrupt:
-        _fail("stopped", 1)
     except OSError as error:
         _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
 

@@ -94,6 +94,10 @@ def run_file(
     try:
         with Session(config, _quiet) as session, _progress(len(tasks), len(done), out is not None) as tick:
             failed = session.call(_answer_all(session, todo, sink, tick))
+    except KeyboardInterrupt:
+        if out is not None:
+            print("stopped; the same command goes on from here", file=sys.stderr)
+        raise
     finally:
         if out is not None:
             sink.close()
