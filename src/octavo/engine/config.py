@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.errors import InvalidInput
+from octavo.core.policy import POLICIES
 from octavo.engine.memory import parse_size
 
 __all__ = ["EngineConfig"]
@@ -26,7 +27,7 @@ class EngineConfig:
 
     model: str = _flag("smollm2-135m-instruct", "Known name, hub id, folder, or .gguf file.")
     backend: str = _flag("auto", "Who runs the ops: auto, numpy or reference.")
-    format: str = _flag("fp32", "Weight format while running; fp32 is exact.")
+    format: str = _flag("fp32", "Weight format while running; fp32, which is exact, is the only one so far.")
     page_size: int = _flag(16, "Tokens in one KV page.")
     kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")
     memory_fraction: float = _flag(0.8, "Most of the available memory that the whole engine may take.")
@@ -44,6 +45,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("backend", self.backend, BACKENDS)
+        _one_of("policy", self.policy, tuple(POLICIES))
         if self.format not in FORMATS:
             raise InvalidInput("format", self.format, "fp32, the exact path, is the only format so far")
         for name in ("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk"):

@@ -9,6 +9,8 @@ from octavo.core.errors import InvalidInput
 
 __all__ = ["ServeConfig"]
 
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
 
 def _flag(default: Any, text: str) -> Any:
     """A dataclass field that documents itself."""
@@ -37,11 +39,13 @@ class ServeConfig:
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave its stream unread before it is cancelled.")
     max_connections: int = _flag(1024, "Most open connections.")
     shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
-    log_level: str = _flag("warning", "Log level of the HTTP server.")
+    log_level: str = _flag("warning", "What the HTTP server logs: critical, error, warning, info, debug or trace.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidInput("port", self.port, "give a port from 0 to 65535")
+        if self.log_level not in _LOG_LEVELS:
+            raise InvalidInput("log_level", self.log_level, "use one of " + ", ".join(_LOG_LEVELS))
         for name in (
             "max_body_bytes",
             "max_json_depth",
