@@ -204,6 +204,11 @@ UNSUPPORTED = [
 ]  # fmt: skip
 
 
+def test_an_entry_is_blamed_on_its_parameter() -> None:
+    error = check_error(post(make_app(), {**HELLO, "logit_bias": {"0": 101}}), 400)
+    assert error["param"] == "logit_bias" and error["message"].startswith("logit_bias[0] = 101")
+
+
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
 def test_what_is_unsupported_is_refused_with_a_remedy(name: str, value: Any) -> None:
     error = check_error(post(CHAT, {**HELLO, name: value}), 400, name)

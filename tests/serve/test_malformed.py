@@ -25,7 +25,8 @@ TABLE = [
     b'{"prompt":' + b"[" * 100_000, b'{"prompt":' + b"[" * 500 + b"]" * 500 + b"}", b'{"x":' * 65 + b"1" + b"}" * 65,
     b'{"prompt":"a"}{"prompt":"b"}', b"{'prompt': 'a'}", b'{"prompt":"a",}', b"--\xc3\x28", b"prompt=SECRETWORD",
     b'{"prompt":[1e308]}', b'{"prompt":[9223372036854775808]}', b'{"prompt":[18446744073709551616]}',
-    b'{"prompt":[[[1]]]}',
+    b'{"prompt":[[[1]]]}', b'{"prompt":"a","prompt":"SECRETWORD"}', b'{"prompt":"a","\\u0070rompt":"a"}',
+    b'{"prompt":"a","stream_options":{"x":1,"x":1}}', b'{"prompt":"a","logit_bias":{"01":1}}',
 ]  # fmt: skip
 
 

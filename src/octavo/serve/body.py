@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ async def read_json(request: Request, config: ServeConfig) -> dict[str, Any]:
 
 
 def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
-    """Strict JSON: no NaN, no number out of range, no lone surrogate, nothing after the end."""
+    """Strict JSON: no NaN, no number out of range, no lone surrogate, no name twice, nothing after the end."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.ValidationError as error:
@@ -42,6 +43,7 @@ def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
     _check_shape(value, max_depth)
+    json.loads(body, object_pairs_hook=_unique)  # the quick parser keeps the last of two in silence
     return value
 
 
@@ -82,6 +84,11 @@ def _check_shape(value: Any, max_depth: int) -> None:
             raise _too_deep(max_depth)
         children = item.values() if isinstance(item, dict) else item
         stack.extend((child, depth + 1) for child in children if isinstance(child, dict | list | int))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ApiError(400, "The body has an object with the same name twice; send one of them.", code="invalid_json")
 
 
 def _too_deep(max_depth: int) -> ApiError:
