@@ -92,6 +92,9 @@ WRONG = [
     (("serve", TINY, "--request-timeout", "nan"), "finite"),
     (("run", "-m", TINY, "x", "--temperature", "-1"), "temperature"), (("run", "-m", TINY), "give"),
     (("run", "-m", TINY, "x", "-f", "y"), "one of the two"), (("run", "-m", TINY, "x", "-o", "y"), "--file"),
+    (("run", "-m", "./nowhere.gguf", "x", "--temperature", "nan"), "--temperature = nan"),
+    (("chat", "./nowhere.gguf", "--top-k", "-9"), "--top-k = -9"),
+    (("run", "-m", "./nowhere.gguf", "x", "--raw", "--system", "y"), "one of the two"),
     (("run", "-m", TINY, "x" * 400), "shorten it"), (("chat", "./nowhere.gguf"), "no such file"),
 ]  # fmt: skip
 
@@ -163,6 +166,35 @@ def test_a_file_that_holds_something_else_is_left_alone(octavo: Any, tmp_path: P
     out.write_text(held)
     ran = octavo("run", "-m", TINY, "-f", str(prompts), "-o", str(out))
     assert ran.code == 2 and "is no file of answers" in ran.err and out.read_text() == held
+
+
+@pytest.mark.parametrize(
+    ("held", "answers", "hint"),
+    [
+        (b"", 0, ""),
+        (b'\xef\xbb\xbf"a"\r\n"b"\r\n', 2, ""),
+        ('"a\u2028b"'.encode(), 1, ""),
+        (b'"a"\n"\xff"\n', 0, "line 2"),
+        ('"a"'.encode("utf-16"), 0, "is not UTF-8"),
+    ],
+)
+def test_files_of_prompts_from_anywhere(octavo: Any, tmp_path: Path, held: bytes, answers: int, hint: str) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_bytes(held)
+    ran = octavo("run", "-m", TINY, "-f", str(prompts), "--raw", "--max-tokens", "1")
+    assert len(ran.out.splitlines()) == answers and hint in ran.err and ran.code == (2 if hint else 0)
+
+
+def test_answers_may_go_to_a_device(octavo: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"a"\n')
+    assert octavo("run", "-m", TINY, "-f", str(prompts), "--max-tokens", "1", "-o", "/dev/zero").code == 0
+
+
+def test_a_closed_output_is_one_line() -> None:
+    code = "import sys; sys.stdout = None; from octavo.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "models"], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr == "error: standard output is closed\n"
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -98,6 +98,8 @@ def run(
     """
     from octavo.cli.run import run_file, run_prompt
 
+    if raw and system:
+        raise InvalidInput("system", "given beside --raw", "give one of the two: it takes a chat template")
     if file is not None:
         if prompt:
             raise InvalidInput("prompt", "given beside --file", "give one of the two")
@@ -133,6 +135,8 @@ def models(
 
 def main() -> None:
     """Run the command line. What Octavo refuses is one message, not a traceback."""
+    if sys.stdout is None:
+        _fail("standard output is closed", 1)
     try:
         app()
     except InvalidInput as error:

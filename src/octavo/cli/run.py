@@ -107,12 +107,20 @@ def run_file(
 
 def _tasks(model: str, file: Path, sampling: SamplingFlags, system: str, raw: bool) -> Iterator[_Task]:
     asked_of = json.dumps([model, system, raw, sampling.fields()])
-    with open(file, encoding="utf-8") as lines:
-        for index, line in enumerate(lines):
+    with open(file, "rb") as lines:
+        for index, raw_line in enumerate(lines):
+            line = _decoded(raw_line, index)
             if line.strip():
                 value = _parsed(line, index)
                 key = hashlib.sha256(f"{asked_of}\n{line.strip()}".encode()).hexdigest()[:16]
                 yield _Task(index, key, _body(value, sampling, system, raw))
+
+
+def _decoded(line: bytes, index: int) -> str:
+    try:
+        return line.decode("utf-8-sig" if index == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"file, line {index + 1}", line[:40], "is not UTF-8; save the file as UTF-8") from error
 
 
 def _parsed(line: str, index: int) -> Any:
@@ -128,7 +136,7 @@ def _parsed(line: str, index: int) -> Any:
 
 def _done(out: Path, tasks: list[_Task]) -> set[int]:
     """Which lines have an answer. A last line that was cut is taken away; a file of anything else is left alone."""
-    if not out.exists():
+    if not out.is_file():  # a device or a pipe has nothing to go on from, and may have no end
         return set()
     whole = out.read_bytes()
     kept = whole[: whole.rfind(b"\n") + 1]
