@@ -205,7 +205,7 @@ UNSUPPORTED = [
 
 
 def test_an_entry_is_blamed_on_its_parameter() -> None:
-    error = check_error(post(make_app(), {**HELLO, "logit_bias": {"0": 101}}), 400)
+    error = check_error(post(COMPLETIONS, {**HELLO, "logit_bias": {"0": 101}}), 400)
     assert error["param"] == "logit_bias" and error["message"].startswith("logit_bias[0] = 101")
 
 
