@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+from octavo.engine import threads
+from octavo.engine.threads import default_threads
+
 _VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _PROGRAM = """
 import json, os, sys
@@ -38,7 +41,7 @@ def _load(threads: int, first: str = "", **environment: str) -> tuple[str | None
 @pytest.mark.parametrize(
     ("threads", "environment", "expected"),
     [
-        (0, {}, str(max(1, len(os.sched_getaffinity(0)) // 2))),
+        (0, {}, str(default_threads())),
         (0, {"OPENBLAS_NUM_THREADS": "7"}, "7"),
         (0, {"OMP_NUM_THREADS": "7"}, None),
         (3, {}, "3"),
@@ -56,3 +59,14 @@ def test_too_late_is_said() -> None:
     assert imported
     assert ["no effect" in line for line in said] == [True]
     assert _load(0, "import numpy")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "expected"), [(1, None, 1), (2, None, 1), (9, None, 4), (64, 2.5, 1), (64, 0.1, 1), (4, 99.0, 2)]
+)
+def test_half_of_what_may_be_used(
+    monkeypatch: pytest.MonkeyPatch, cores: int, quota: float | None, expected: int
+) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: cores)
+    monkeypatch.setattr(threads, "cpu_quota", lambda: quota)
+    assert default_threads() == expected

@@ -16,6 +16,7 @@ from pathlib import Path
 from octavo import __version__
 from octavo.core.errors import OctavoError
 from octavo.engine.memory import available_memory, show_size
+from octavo.engine.threads import cpu_quota, usable_cores
 
 __all__ = ["Finding", "findings", "run_doctor"]
 
@@ -132,7 +133,7 @@ def _processor() -> Iterator[Finding]:
     model = info.get("model name") or platform.processor() or platform.machine()
     yield Finding("processor", model)
     yield Finding("instructions", ", ".join(known) or "unknown: this system does not say")
-    cores, quota = _cores(), cpu_quota()
+    cores, quota = usable_cores(), cpu_quota()
     limit = "" if quota is None else f", limited to {quota:g} by the control group"
     yield Finding("cores", f"{cores} usable of {os.cpu_count()}{limit}")
 
@@ -145,27 +146,6 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that the control group allows (version 2, then 1); None without a limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        limit = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        return limit / int((root / "cpu/cpu.cfs_period_us").read_text()) if limit > 0 else None
-    except (OSError, ValueError):
-        return None
 
 
 def _memory() -> Finding:

@@ -9,19 +9,39 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["default_threads", "limit_threads"]
+__all__ = ["cpu_quota", "default_threads", "limit_threads", "usable_cores"]
 
 _VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def default_threads() -> int:
     """Half of the cores that this process may use, at least one."""
+    cores, quota = usable_cores(), cpu_quota()
+    return max(1, int(cores if quota is None else min(cores, quota)) // 2)
+
+
+def usable_cores() -> int:
+    """Cores that the system lets this process run on."""
     try:
-        cores = len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))
     except AttributeError:  # no such call on this system
-        cores = os.cpu_count() or 1
-    return max(1, cores // 2)
+        return os.cpu_count() or 1
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores that the control group allows (version 2, then 1); None without a limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        return limit / int((root / "cpu/cpu.cfs_period_us").read_text()) if limit > 0 else None
+    except (OSError, ValueError):
+        return None
 
 
 def limit_threads(threads: int, say: Callable[[str], None]) -> None:
