@@ -95,6 +95,7 @@ WRONG = [
     (("run", "-m", "./nowhere.gguf", "x", "--temperature", "nan"), "--temperature = nan"),
     (("chat", "./nowhere.gguf", "--top-k", "-9"), "--top-k = -9"),
     (("run", "-m", "./nowhere.gguf", "x", "--raw", "--system", "y"), "one of the two"),
+    (("run", "-m", TINY, "x", "--max-seq-len", "9999"), "--max-seq-len = 9999: the model's context is"),
     (("run", "-m", TINY, "x" * 400), "shorten it"), (("chat", "./nowhere.gguf"), "no such file"),
 ]  # fmt: skip
 

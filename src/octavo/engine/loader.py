@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.backends import create_backend
+from octavo.core.errors import InvalidInput
 from octavo.core.scheduler import SchedulerConfig
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
@@ -117,6 +118,10 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
 def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int]:
     model_config = ModelConfig.from_dict(source.config)
     limit = model_config.max_position_embeddings
+    if config.max_seq_len > limit:
+        raise InvalidInput(
+            "max_seq_len", config.max_seq_len, f"the model's context is {limit} tokens; give at most that"
+        )
     max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
     backend_name = create_backend(config.backend).name
     return plan_for(config, build_model(model_config), backend_name, max_seq_len), max_seq_len
