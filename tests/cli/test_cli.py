@@ -291,3 +291,16 @@ def test_models_lists_names_licences_and_sources(octavo: Any, tmp_path: Path) ->
     shown = octavo("models", "--cache-dir", str(tmp_path)).out
     assert "smollm2-135m-instruct" in shown and "Apache-2.0" in shown and str(tmp_path) in shown
     assert "did you mean" in octavo("models", "--fetch", "smollm2", "--cache-dir", str(tmp_path)).err
+
+
+@pytest.mark.parametrize("command, module", [("serve", "serve.server.serve"), ("chat", "cli.chat.run_chat")])
+def test_the_model_may_be_named_by_flag_or_in_place(
+    octavo: Any, monkeypatch: pytest.MonkeyPatch, command: str, module: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(f"octavo.{module}", lambda engine, *rest: asked.append(engine.model))
+    for arguments in ([TINY], ["--model", TINY], ["-m", TINY], [TINY, "--model", TINY]):
+        assert octavo(command, *arguments).code == 0
+    assert octavo(command).code == 0 and asked == [TINY] * 4 + [EngineConfig.model]
+    both = octavo(command, TINY, "--model", "other")
+    assert both.code == 2 and "give one of them" in both.err and len(asked) == 5

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it went wrong, 2 it was asked for wrongly, 130 it was stop
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=True)]
 CacheDir = Annotated[str, typer.Option(help="Folder of downloaded models; default: the user's cache.")]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=_MODEL)]
+ModelAlias = Annotated[str, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)]
 
 
 def _show_version(wanted: bool) -> None:
@@ -56,11 +58,13 @@ def _top(
 
 @app.command()
 @config_flags(engine=EngineConfig, server=ServeConfig)
-def serve(engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL) -> None:
+def serve(
+    engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL, model_alias: ModelAlias = ""
+) -> None:
     """Serve a model over the OpenAI API (HTTP, on port 8000)."""
     from octavo.serve.server import serve as run_server
 
-    run_server(engine, server, typer.echo)
+    run_server(_with_alias(engine, model_alias), server, typer.echo)
 
 
 @app.command()
@@ -69,12 +73,13 @@ def chat(
     engine: EngineConfig,
     sampling: SamplingFlags,
     model: Model = _DEFAULT_MODEL,
+    model_alias: ModelAlias = "",
     system: Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")] = "",
 ) -> None:
     """Chat with a model in the terminal. Ctrl-C stops an answer, Ctrl-D leaves."""
     from octavo.cli.chat import run_chat
 
-    run_chat(engine, sampling, system)
+    run_chat(_with_alias(engine, model_alias), sampling, system)
 
 
 @app.command()
@@ -131,6 +136,15 @@ def models(
     from octavo.cli.models import run_models
 
     run_models(as_json, fetch, cache_dir)
+
+
+def _with_alias(engine: EngineConfig, alias: str) -> EngineConfig:
+    """The config with the model of --model, where that is how it was given."""
+    if not alias:
+        return engine
+    if engine.model not in (_DEFAULT_MODEL, alias):
+        raise InvalidInput("model", f"{engine.model} and --model {alias}", "are two; give one of them")
+    return replace(engine, model=alias)
 
 
 def main() -> None:
