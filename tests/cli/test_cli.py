@@ -17,6 +17,7 @@ from octavo.cli.main import main
 from octavo.cli.sampling import SamplingFlags
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
+from octavo.weights.store import CachedModel, ModelStore
 
 TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 
@@ -256,6 +257,26 @@ def test_doctor_wraps_between_words_on_a_terminal_only(
     first = next(i for i, line in enumerate(lines) if " packages " in line)
     after = lines[first + 1]
     assert after.startswith(" " * 8) == terminal == (len(lines[first]) < 80)
+
+
+def test_doctor_reads_cached_models_whole_when_asked(
+    octavo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    held = [CachedModel("tiny", tmp_path, 5, "MIT"), CachedModel("other", tmp_path, 5, "MIT")]
+    monkeypatch.setattr(ModelStore, "cached_models", lambda store: held)
+    monkeypatch.setattr(ModelStore, "damage", lambda store, name: "SHA-256 is wrong" if name == "tiny" else None)
+    assert "SHA-256" not in octavo("doctor").out
+    ran = octavo("doctor", "--verify")
+    assert ran.code == 1 and "tiny is damaged" in ran.out and "fetches it again" in ran.out
+    assert "other has the right SHA-256" in ran.out
+
+
+def test_a_cache_that_is_only_read_is_enough_for_what_it_holds(octavo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for held, code in (([], 1), ([CachedModel("tiny", Path(), 5, "MIT")], 0)):
+        monkeypatch.setattr(ModelStore, "cached_models", lambda store, held=held: held)
+        ran = octavo("doctor")
+        assert ran.code == code and "OCTAVO_HOME" in ran.out
 
 
 def test_what_is_fatal_makes_doctor_fail(octavo: Any, monkeypatch: pytest.MonkeyPatch) -> None:

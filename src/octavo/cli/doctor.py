@@ -54,9 +54,9 @@ class Finding:
     fatal: bool = False
 
 
-def run_doctor(as_json: bool, cache_dir: str) -> int:
+def run_doctor(as_json: bool, cache_dir: str, verify: bool = False) -> int:
     """Print the findings. 1 if something is missing without which nothing runs, else 0."""
-    found = list(findings(cache_dir))
+    found = list(findings(cache_dir, verify))
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
@@ -84,8 +84,8 @@ def _print(found: list[Finding]) -> None:
         console.print(line, soft_wrap=True)
 
 
-def findings(cache_dir: str = "") -> Iterator[Finding]:
-    """Everything that is looked at, in the order of importance."""
+def findings(cache_dir: str = "", verify: bool = False) -> Iterator[Finding]:
+    """Everything that is looked at, in the order of importance. `verify` reads each cached model whole."""
     yield Finding(
         "octavo", f"{__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
@@ -93,7 +93,7 @@ def findings(cache_dir: str = "") -> Iterator[Finding]:
     yield _backend()
     yield from _processor()
     yield _memory()
-    yield from _cache(cache_dir)
+    yield from _cache(cache_dir, verify)
 
 
 def _packages() -> Iterator[Finding]:
@@ -156,18 +156,27 @@ def _memory() -> Finding:
     return Finding("memory", f"{show_size(free)} available", remedy)
 
 
-def _cache(cache_dir: str) -> Iterator[Finding]:
+def _cache(cache_dir: str, verify: bool) -> Iterator[Finding]:
     from octavo.weights.store import ModelStore
 
     store = ModelStore(cache_dir or None, offline=True)
     place = next(folder for folder in (store.cache_dir, *store.cache_dir.parents) if folder.exists())
     free = shutil.disk_usage(place).free
+    held = store.cached_models()
     if not os.access(place, os.W_OK):
         yield Finding(
-            "model cache", str(store.cache_dir), "cannot be written; set OCTAVO_HOME to a folder that can", True
+            "model cache",
+            str(store.cache_dir),
+            "cannot be written; to fetch a model, set OCTAVO_HOME to a folder that can",
+            fatal=not held,
         )
     else:
         remedy = "" if free >= _SMALLEST_DISK else "make room, or set OCTAVO_HOME to a folder on another disk"
         yield Finding("model cache", f"{store.cache_dir} ({show_size(free)} free on its disk)", remedy)
-    held = [f"{model.name} ({model.size / 1e6:.0f} MB)" for model in store.cached_models()]
-    yield Finding("models cached", ", ".join(held) or "none yet: the first octavo serve or chat fetches one")
+    names = ", ".join(f"{model.name} ({model.size / 1e6:.0f} MB)" for model in held)
+    yield Finding("models cached", names or "none yet: the first octavo serve or chat fetches one")
+    for model in held if verify else ():
+        problem = store.damage(model.name)
+        remedy = f"{problem}; the next start fetches it again" if problem else ""
+        state = "is damaged" if problem else "has the right SHA-256"
+        yield Finding("model file", f"{model.name} {state}", remedy, fatal=bool(problem))

@@ -118,12 +118,13 @@ def run(
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the cached models' SHA-256.", metavar="")] = False,
     cache_dir: CacheDir = "",
 ) -> None:
     """Say what was found on this machine: backend, instruction sets, memory, model cache, and what is missing."""
     from octavo.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(as_json, cache_dir))
+    raise typer.Exit(run_doctor(as_json, cache_dir, verify))
 
 
 @app.command()
