@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serve_http import CHAT, COMPLETIONS, HELLO, check_error, make_app, send
+from serve_http import CHAT, COMPLETIONS, HELLO, Client, check_error, make_app, send
 
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 
@@ -57,6 +58,26 @@ def test_a_body_is_counted_while_it_is_read() -> None:
     check_error(send(app, "POST", COMPLETIONS, content=pieces(), headers=JSON), 413)
     lying = {**JSON, "content-length": "9" * 30}
     check_error(send(app, "POST", COMPLETIONS, content=b"{}", headers=lying), 413)
+
+
+def test_a_body_that_is_too_large_is_answered_at_once_and_read_to_its_end() -> None:
+    left = 40
+    left_at_answer: list[int] = []
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        return {"type": "http.request", "body": b" " * 10, "more_body": left > 0}
+
+    async def send_message(message: Any) -> None:
+        left_at_answer.append(left)
+        sent.append(message)
+
+    app = make_app(max_body_bytes=100)
+    asyncio.run(app(Client(app, COMPLETIONS, {}).scope, receive, send_message))
+    assert sent[0]["status"] == 413 and b"max-body-bytes" in sent[1]["body"] and not sent[-1]["more_body"]
+    assert left_at_answer[1] == 29 and left == 0
 
 
 def test_a_body_that_does_not_come_is_not_waited_for() -> None:
