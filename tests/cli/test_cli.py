@@ -314,6 +314,23 @@ def test_models_lists_names_licences_and_sources(octavo: Any, tmp_path: Path) ->
     assert "did you mean" in octavo("models", "--fetch", "smollm2", "--cache-dir", str(tmp_path)).err
 
 
+_INTERRUPTED = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "octavo.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from octavo.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback() -> None:
+    ran = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("command, module", [("serve", "serve.server.serve"), ("chat", "cli.chat.run_chat")])
 def test_the_model_may_be_named_by_flag_or_in_place(
     octavo: Any, monkeypatch: pytest.MonkeyPatch, command: str, module: str
