@@ -314,6 +314,19 @@ def test_models_lists_names_licences_and_sources(octavo: Any, tmp_path: Path) ->
     assert "did you mean" in octavo("models", "--fetch", "smollm2", "--cache-dir", str(tmp_path)).err
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_run_says_on_a_terminal_that_the_model_is_loading(
+    octavo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    (tmp_path / "prompts.jsonl").write_text('"ab"\n')
+    flags = ("--model", TINY, "--max-tokens", "2")
+    for arguments in (("ab",), ("--file", str(tmp_path / "prompts.jsonl"))):
+        ran = octavo("run", *arguments, *flags)
+        assert ran.code == 0 and ran.out
+        assert ran.err == f"loading {TINY}\n" * terminal
+
+
 _INTERRUPTED = """
 import sys
 class Finder:

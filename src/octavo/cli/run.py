@@ -45,6 +45,7 @@ class _Task:
 def run_prompt(config: EngineConfig, sampling: SamplingFlags, prompt: str, system: str, raw: bool) -> None:
     """Stream the answer to one prompt, read from standard input for `-` or nothing. Raises ``OctavoError``."""
     text = _given(prompt)
+    _say_loading(config)
     with Session(config, _quiet) as session:
         body = _body(text, sampling, system, raw)
         with closing(session.stream(body)) as deltas:
@@ -63,6 +64,12 @@ def _given(prompt: str) -> str:
     if not text:
         raise InvalidInput("prompt", "standard input", "is empty; give a prompt")
     return text
+
+
+def _say_loading(config: EngineConfig) -> None:
+    """To a person at a terminal: why nothing is seen yet."""
+    if sys.stderr.isatty():
+        print(f"loading {config.model}", file=sys.stderr, flush=True)
 
 
 def _quiet(line: str) -> None:
@@ -90,6 +97,7 @@ def run_file(
         print(f"{len(done)} of {len(tasks)} are answered already", file=sys.stderr)
     if not todo:
         return
+    _say_loading(config)
     sink: IO[str] = sys.stdout if out is None else open(out, "a", encoding="utf-8")  # noqa: SIM115 (closed below)
     try:
         with Session(config, _quiet) as session, _progress(len(tasks), len(done), out is not None) as tick:
