@@ -97,8 +97,9 @@ clean: ## remove .venv and everything that installing and testing leave behind (
 $(VENV)/.python: Makefile
 	@if [ -z '$(PYTHON)' ]; then \
 		echo 'error: Octavo needs Python 3.10 or newer, and none was found. Install one, or name it: make PYTHON=/path/to/python' >&2; exit 1; fi
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-		echo "error: Octavo needs Python 3.10 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+		found=$$(command -v $(PYTHON) >/dev/null && $(PYTHON) -V 2>&1 || echo 'no program here'); \
+		echo "error: Octavo needs Python 3.10 or newer; $(PYTHON) is $$found. Name another: make PYTHON=/path/to/python" >&2; exit 1; }
 	@mkdir -p $(VENV) && touch $@
 
 $(BIN)/python: | $(VENV)/.python

@@ -17,6 +17,7 @@ from octavo.cli.main import main
 from octavo.cli.sampling import SamplingFlags
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
+from octavo.weights.store import CachedModel, ModelStore
 
 TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 
@@ -32,10 +33,10 @@ class Ran:
 def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the command line in this process."""
 
-    def run(*arguments: str, stdin: str = "") -> Ran:
+    def run(*arguments: str, stdin: str = "", columns: int = 200) -> Ran:
         monkeypatch.setattr(sys, "argv", ["octavo", *arguments])
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", str(columns))
         with pytest.raises(SystemExit) as end:
             main()
             raise SystemExit(0)
@@ -61,20 +62,41 @@ def test_every_field_of_the_configs_is_a_flag_with_its_help(octavo: Any) -> None
     for kind in (EngineConfig, ServeConfig):
         for field in dataclasses.fields(kind):
             if field.name != "model":
-                assert f"--{field.name.replace('_', '-')}" in shown, field.name
+                assert f"--{'no-' * (field.default is True)}{field.name.replace('_', '-')}" in shown, field.name
                 assert field.metadata["help"].split()[-1] in shown, field.name
     shown = octavo("run", "--help").out
     assert all(f"--{field.name.replace('_', '-')}" in shown for field in dataclasses.fields(SamplingFlags))
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "run", "doctor", "models"])
+def test_no_flag_is_cut_on_a_narrow_terminal(octavo: Any, command: str) -> None:
+    assert "…" not in octavo(command, "--help", columns=80).out
+
+
+@pytest.mark.parametrize("switch", ["--no-prefix-cache", "--offline", ""])
+def test_switches_reach_the_config(octavo: Any, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    served: list[EngineConfig] = []
+    monkeypatch.setattr("octavo.serve.server.serve", lambda engine, server, say: served.append(engine))
+    assert octavo("serve", *filter(None, [switch])).code == 0
+    assert served[0].prefix_cache == (switch != "--no-prefix-cache") and served[0].offline == (switch == "--offline")
 
 
 WRONG = [
     (("serve", "--prot", "1"), "--port"), (("srve",), "serve"), (("serve", "--port", "x"), "--port"),
     (("serve", "smollm2-135m-instuct", "--port", "0"), "did you mean smollm2-135m-instruct"),
     (("serve", TINY, "--port", "70000"), "--port = 70000"), (("serve", TINY, "--kv-memory", "lots"), "--kv-memory"),
+    (("serve", "", "--port", "0"), "model = ''"), (("serve", TINY, "--host", "no.such.host.invalid"), "--host = "),
+    (("serve", TINY, "--host", "203.0.113.1"), "--host = '203.0.113.1'"),
+    (("serve", TINY, "--port", "0", "--log-level", "loud"), "--log-level = 'loud': use one of critical"),
+    (("serve", "./nowhere.gguf", "--policy", "x"), "--policy = 'x': use one of fcfs, priority"),
     (("serve", TINY, "--max-body-bytes", "0"), "--max-body-bytes"),
     (("serve", TINY, "--request-timeout", "nan"), "finite"),
     (("run", "-m", TINY, "x", "--temperature", "-1"), "temperature"), (("run", "-m", TINY), "give"),
     (("run", "-m", TINY, "x", "-f", "y"), "one of the two"), (("run", "-m", TINY, "x", "-o", "y"), "--file"),
+    (("run", "-m", "./nowhere.gguf", "x", "--temperature", "nan"), "--temperature = nan"),
+    (("chat", "./nowhere.gguf", "--top-k", "-9"), "--top-k = -9"),
+    (("run", "-m", "./nowhere.gguf", "x", "--raw", "--system", "y"), "one of the two"),
+    (("run", "-m", TINY, "x", "--max-seq-len", "9999"), "--max-seq-len = 9999: the model's context is"),
     (("run", "-m", TINY, "x" * 400), "shorten it"), (("chat", "./nowhere.gguf"), "no such file"),
 ]  # fmt: skip
 
@@ -128,6 +150,8 @@ def test_a_file_of_prompts_goes_on_where_it_was_cut(octavo: Any, tmp_path: Path)
     assert octavo(*command, "-o", str(out)).code == 0 and len(lines_of(out)) == 5  # nothing left to do
     assert sorted(json.loads(line)["index"] for line in octavo(*command).out.splitlines()) == [0, 1, 2, 3, 4]
 
+    for asked_otherwise in (("--raw",), ("--seed", "1"), ("--system", "be brief"), ("--max-tokens", "6")):
+        assert "other flags" in octavo(*command, *asked_otherwise, "-o", str(out)).err
     prompts.write_text('"another"\n')
     other = octavo(*command, "-o", str(out))
     assert other.code == 2 and "answers to other prompts" in other.err
@@ -135,6 +159,73 @@ def test_a_file_of_prompts_goes_on_where_it_was_cut(octavo: Any, tmp_path: Path)
     assert prompts.read_text() == '"another"\n'
     prompts.write_text('{"text": 1}\n')
     assert "line 1" in octavo(*command).err
+
+
+@pytest.mark.parametrize("held", ["my only notes", "first\nlast", '{"prompt": "one"}', "\n"])
+def test_a_file_that_holds_something_else_is_left_alone(octavo: Any, tmp_path: Path, held: str) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "notes.txt"
+    prompts.write_text('"one"\n')
+    out.write_text(held)
+    ran = octavo("run", "-m", TINY, "-f", str(prompts), "-o", str(out))
+    assert ran.code == 2 and "is no file of answers" in ran.err and out.read_text() == held
+
+
+@pytest.mark.parametrize(
+    ("held", "answers", "hint"),
+    [
+        (b"", 0, ""),
+        (b'\xef\xbb\xbf"a"\r\n"b"\r\n', 2, ""),
+        ('"a\u2028b"'.encode(), 1, ""),
+        (b'"a"\n"\xff"\n', 0, "line 2"),
+        ('"a"'.encode("utf-16"), 0, "is not UTF-8"),
+    ],
+)
+def test_files_of_prompts_from_anywhere(octavo: Any, tmp_path: Path, held: bytes, answers: int, hint: str) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_bytes(held)
+    ran = octavo("run", "-m", TINY, "-f", str(prompts), "--raw", "--max-tokens", "1")
+    assert len(ran.out.splitlines()) == answers and hint in ran.err and ran.code == (2 if hint else 0)
+
+
+def test_answers_may_go_to_a_device(octavo: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"a"\n')
+    assert octavo("run", "-m", TINY, "-f", str(prompts), "--max-tokens", "1", "-o", "/dev/zero").code == 0
+
+
+def test_a_closed_output_is_one_line() -> None:
+    code = "import sys; sys.stdout = None; from octavo.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "models"], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr == "error: standard output is closed\n"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_file_that_is_stopped_says_how_to_go_on(
+    octavo: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    def stop(self: object, coroutine: Any) -> None:
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("octavo.cli.session.Session.call", stop)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"one"\n')
+    ran = octavo("run", "-m", TINY, "-f", str(prompts), *(("-o", str(tmp_path / "out")) if kept else ()))
+    assert ran.code == 130 and ("goes on" in ran.err) == kept
+
+
+def test_a_line_is_told_what_had_no_effect(octavo: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    bodies = [
+        {"prompt": "one", "max_token": 2, "echo": True, "stop": "x"}, {"prompt": "two", "model": "another"},
+        {"prompt": "three", "model": "tiny-llama", "return_tokens": True}, {"prompt": "four", "stream": False},
+    ]  # fmt: skip
+    prompts.write_text("\n".join(json.dumps(body) for body in bodies))
+    ran = octavo("run", "-m", TINY, "-f", str(prompts), "--max-tokens", "1", "--raw")
+    answers = {line["index"]: line for line in map(json.loads, ran.out.splitlines())}
+    told = {index: [warning["param"] for warning in line.get("warnings", ())] for index, line in answers.items()}
+    assert told == {0: ["max_token", "echo"], 1: ["model"], 2: ["return_token_ids"], 3: []}
+    assert "max_tokens" in answers[0]["warnings"][0]["message"] and "warnings" not in answers[3]
 
 
 def test_chat_is_a_conversation(octavo: Any) -> None:
@@ -155,6 +246,37 @@ def test_doctor_says_what_was_found(octavo: Any, tmp_path: Path) -> None:
     assert found["models cached"]["found"].startswith("none yet") and "numpy" in found["packages"]["found"]
     assert not (tmp_path / "none").exists()
     assert "backend" in octavo("doctor").out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_doctor_wraps_between_words_on_a_terminal_only(
+    octavo: Any, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.setattr("rich.console.Console.is_terminal", terminal)
+    lines = octavo("doctor", columns=60).out.splitlines()
+    first = next(i for i, line in enumerate(lines) if " packages " in line)
+    after = lines[first + 1]
+    assert after.startswith(" " * 8) == terminal == (len(lines[first]) < 80)
+
+
+def test_doctor_reads_cached_models_whole_when_asked(
+    octavo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    held = [CachedModel("tiny", tmp_path, 5, "MIT"), CachedModel("other", tmp_path, 5, "MIT")]
+    monkeypatch.setattr(ModelStore, "cached_models", lambda store: held)
+    monkeypatch.setattr(ModelStore, "damage", lambda store, name: "SHA-256 is wrong" if name == "tiny" else None)
+    assert "SHA-256" not in octavo("doctor").out
+    ran = octavo("doctor", "--verify")
+    assert ran.code == 1 and "tiny is damaged" in ran.out and "fetches it again" in ran.out
+    assert "other has the right SHA-256" in ran.out
+
+
+def test_a_cache_that_is_only_read_is_enough_for_what_it_holds(octavo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for held, code in (([], 1), ([CachedModel("tiny", Path(), 5, "MIT")], 0)):
+        monkeypatch.setattr(ModelStore, "cached_models", lambda store, held=held: held)
+        ran = octavo("doctor")
+        assert ran.code == code and "OCTAVO_HOME" in ran.out
 
 
 def test_what_is_fatal_makes_doctor_fail(octavo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,3 +312,46 @@ def test_models_lists_names_licences_and_sources(octavo: Any, tmp_path: Path) ->
     shown = octavo("models", "--cache-dir", str(tmp_path)).out
     assert "smollm2-135m-instruct" in shown and "Apache-2.0" in shown and str(tmp_path) in shown
     assert "did you mean" in octavo("models", "--fetch", "smollm2", "--cache-dir", str(tmp_path)).err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_run_says_on_a_terminal_that_the_model_is_loading(
+    octavo: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    (tmp_path / "prompts.jsonl").write_text('"ab"\n')
+    flags = ("--model", TINY, "--max-tokens", "2")
+    for arguments in (("ab",), ("--file", str(tmp_path / "prompts.jsonl"))):
+        ran = octavo("run", *arguments, *flags)
+        assert ran.code == 0 and ran.out
+        assert ran.err == f"loading {TINY}\n" * terminal
+
+
+_INTERRUPTED = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "octavo.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from octavo.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback() -> None:
+    ran = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("command, module", [("serve", "serve.server.serve"), ("chat", "cli.chat.run_chat")])
+def test_the_model_may_be_named_by_flag_or_in_place(
+    octavo: Any, monkeypatch: pytest.MonkeyPatch, command: str, module: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(f"octavo.{module}", lambda engine, *rest: asked.append(engine.model))
+    for arguments in ([TINY], ["--model", TINY], ["-m", TINY], [TINY, "--model", TINY]):
+        assert octavo(command, *arguments).code == 0
+    assert octavo(command).code == 0 and asked == [TINY] * 4 + [EngineConfig.model]
+    both = octavo(command, TINY, "--model", "other")
+    assert both.code == 2 and "give one of them" in both.err and len(asked) == 5

@@ -39,6 +39,12 @@ def ask(scheduler, name):
         ("banned_token_ids", {"banned_token_ids": range(VOCAB)}),
         ("banned_token_ids[1]", {"banned_token_ids": [1, VOCAB]}),
         ("stop_token_ids[0]", {"stop_token_ids": [VOCAB]}),
+        ("allowed_token_ids", {"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}),
+        (
+            "allowed_token_ids",
+            {"allowed_token_ids": [5, 6], "banned_token_ids": [6], "eos_token_ids": [5], "min_tokens": 1},
+        ),
+        ("banned_token_ids", {"banned_token_ids": range(1, VOCAB), "eos_token_ids": [0], "min_tokens": 1}),
         ("logprob_token_ids[0]", {"logprob_token_ids": [VOCAB]}),
     ],
 )
@@ -48,6 +54,12 @@ def test_refused_at_submit(field, values):
         bench.submit(make_request(**values))
     assert caught.value.field == field
     assert not bench.scheduler.has_work
+
+
+@pytest.mark.parametrize("values", [{"ignore_eos": True}, {"allowed_token_ids": [5, 6]}, {"min_tokens": 0}])
+def test_an_allowed_end_is_refused_only_where_nothing_else_is_left(values):
+    bench = Bench().submit(make_request(**{"allowed_token_ids": [5], "eos_token_ids": [5], "min_tokens": 1, **values}))
+    assert bench.scheduler.has_work
 
 
 def test_prompts_up_to_the_context_are_served():

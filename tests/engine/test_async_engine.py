@@ -114,6 +114,8 @@ def test_refusals_reach_their_caller_and_nobody_else() -> None:
             for prompt in ([], [1, 999], [5] * 200):
                 with pytest.raises(InvalidInput):
                     await read(engine, prompt, LONG)
+            with pytest.raises(InvalidInput, match="cache_salt"):
+                await read(engine, [1, 5], LONG, cache_salt=5)
             stream = engine.generate([1, 5], LONG, request_id="same")
             await anext(stream)
             with pytest.raises(InvalidInput, match="same"):
@@ -124,7 +126,8 @@ def test_refusals_reach_their_caller_and_nobody_else() -> None:
     run(body())
 
 
-def test_an_error_in_the_loop_reaches_every_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [MemoryError, BaseException])
+def test_an_error_in_the_loop_reaches_every_reader(monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]) -> None:
     async def body() -> None:
         engine = make()
         step, count = engine.loaded.core.step, 0
@@ -133,7 +136,7 @@ def test_an_error_in_the_loop_reaches_every_reader(monkeypatch: pytest.MonkeyPat
             nonlocal count
             count += 1
             if count == 4:
-                raise MemoryError("injected")
+                raise kind("injected")
             return step(now)
 
         monkeypatch.setattr(engine.loaded.core, "step", failing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_harness import FIXTURES, assert_idle
 
@@ -62,6 +63,33 @@ def test_choices_logprobs_and_stop_strings_arrive_whole() -> None:
     assert output.usage["completion_tokens"] == 15
     stopped = llm.generate("the quick brown fox jumps over", SamplingParams(temperature=0.0, max_tokens=24, stop="9"))
     assert (stopped[0].outputs[0].text, stopped[0].outputs[0].stop_reason) == ("mpp0s", "9")
+
+
+NOT_PROMPTS = (None, 5, {"prompt": "a"}, {1, 2}, b"ab", [b"ab"], [[]], [1, "a"], [[1, 2.0]], [True], ["a", None])
+NOT_PARAMS = (5, "x", {"max_tokens": 3}, [], [{}], [GREEDY] * 2)
+NOT_MESSAGES = (None, "hi", ["hi"], {"role": "user", "content": "hi"}, [[]])
+
+
+def test_a_wrong_type_is_refused_by_name_and_leaves_nothing_behind() -> None:
+    llm = make()
+    for prompts in NOT_PROMPTS:
+        with pytest.raises(InvalidInput, match="prompt"):
+            llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+    for params in NOT_PARAMS:
+        with pytest.raises(InvalidInput, match="params"):
+            llm.generate(["a"], params)  # type: ignore[arg-type]
+    for messages in NOT_MESSAGES:
+        with pytest.raises(InvalidInput, match="messages"):
+            llm.chat(messages, GREEDY)  # type: ignore[arg-type]
+    assert_idle(llm.loaded.core)
+
+
+def test_prompts_may_be_arrays_and_iterators() -> None:
+    llm = make()
+    (wanted,) = llm.generate([[1, 2, 3]], GREEDY)
+    for prompts in (np.array([1, 2, 3]), [np.array([1, 2, 3])], range(1, 4), iter([[1, 2, 3]])):
+        (output,) = llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+        assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
 
 
 def test_a_refused_prompt_leaves_nothing_behind() -> None:

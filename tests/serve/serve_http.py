@@ -72,7 +72,7 @@ class Client:
         self._app = app
         self._inbox: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._inbox.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
-        self._scope = {
+        self.scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
@@ -91,7 +91,7 @@ class Client:
         self._inbox.put_nowait({"type": "http.disconnect"})
 
     async def run(self) -> None:
-        await self._app(self._scope, self._inbox.get, self._send)
+        await self._app(self.scope, self._inbox.get, self._send)
 
     async def _send(self, message: Any) -> None:
         if self.block_send:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from fake_engine import FakeEngine, refusing
 from serve_http import CHAT, COMPLETIONS, HELLO, check_error, events, make_app, post, send, send_all
 
 from octavo.serve.app import create_app
+from octavo.tokenizers.simple import SimpleTokenizer
 
 ANSWER = "<USER>HÉ\n ✓"
 
@@ -27,6 +29,23 @@ def test_a_whole_chat_answer() -> None:
         "prompt_tokens_details": {"cached_tokens": prompt // 2},
     }
     assert "warnings" not in body and "token_ids" not in choice
+
+
+def test_without_a_template_the_mark_of_the_next_turn_ends_an_answer() -> None:
+    plain, marks = [f"<0x{byte:02X}>" for byte in range(256)], ["<eos>", "<|im_start|>", "<|im_end|>"]
+    base = FakeEngine(tokenizer=SimpleTokenizer([*plain, "<eos>"], kind="bytes", eos=["<eos>"]))
+    chatml = FakeEngine(tokenizer=SimpleTokenizer([*plain, *marks], kind="bytes", eos=["<eos>"], special=marks))
+    own = FakeEngine()
+    many = [str(i) for i in range(16)]
+    bodies = (CHAT, {**HELLO, "stop": "x"}), (CHAT, {**HELLO, "stop": many}), (COMPLETIONS, {"prompt": "a"})
+    for engine in (base, chatml, own):
+        for path, body in bodies:
+            assert post(path, body, engine=engine).status_code == 200
+    stops = {"base": base, "chatml": chatml, "own": own}
+    asked = {name: [(p.stop, p.stop_token_ids) for _, p, _ in engine.asked] for name, engine in stops.items()}
+    assert asked["base"] == [(("x", "\nUser:", "\nSystem:"), ()), (tuple(many), ()), ((), ())]
+    assert asked["chatml"] == [(("x",), (258,)), (tuple(many), (258,)), ((), ())]
+    assert asked["own"] == [(("x",), ()), (tuple(many), ()), ((), ())]
 
 
 def test_a_chat_stream_obeys_its_law() -> None:
@@ -80,6 +99,15 @@ def test_echo_with_logprobs_covers_the_prompt(stream: bool) -> None:
     assert logprobs["tokens"] == ["a", "b", "A"] and logprobs["text_offset"] == [0, 1, 2]
     assert logprobs["token_logprobs"] == [None, -0.25, -0.25] and logprobs["top_logprobs"][0] is None
     assert logprobs["top_logprobs"][2] == {"\x00": -0.25, "\x01": -1.25, "A": -0.25}
+
+
+def test_a_streams_logprobs_are_those_of_the_whole() -> None:
+    body = {"prompt": "hi", "logprobs": 1}
+    whole = post(COMPLETIONS, body).json()["choices"][0]["logprobs"]
+    pieces = [chunk["choices"][0]["logprobs"] for chunk in events(post(COMPLETIONS, {**body, "stream": True}))]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for piece in pieces for value in piece[name]] == whole[name], name
+    assert whole["tokens"][-1] == "<eos>" and whole["text_offset"][:4] == [0, 1, 2, 3]
 
 
 def test_scoring_a_prompt_generates_nothing() -> None:
@@ -142,8 +170,14 @@ def test_other_engines_names_are_understood() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_unknown_parameters_are_named_with_the_nearest_right_one(stream: bool) -> None:
-    response = post(CHAT, {**HELLO, "temprature": 0.1, "a\nb": 1, "stream": stream})
-    found = events(response)[0]["warnings"] if stream else response.json()["warnings"]
+    for path, body in ((CHAT, HELLO), (COMPLETIONS, {"prompt": "a"})):
+        check_warnings(post(path, {**body, "temprature": 0.1, "a\nb": 1, "stream": stream}), stream)
+
+
+def check_warnings(response: httpx.Response, stream: bool) -> None:
+    chunks = events(response) if stream else [response.json()]
+    assert ["warnings" in chunk for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+    found = chunks[0]["warnings"]
     assert [warning["param"] for warning in found] == ["temprature", "(unprintable name)"]
     assert "did you mean temperature?" in found[0]["message"]
     assert response.headers["x-octavo-warnings"] == "temprature, (unprintable name)"
@@ -168,6 +202,11 @@ UNSUPPORTED = [
     ("suffix", "x"), ("best_of", 2), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]),
     ("use_beam_search", True), ("guided_json", {"type": "object"}), ("chat_template", "{{ x }}"), ("store", True),
 ]  # fmt: skip
+
+
+def test_an_entry_is_blamed_on_its_parameter() -> None:
+    error = check_error(post(COMPLETIONS, {**HELLO, "logit_bias": {"0": 101}}), 400)
+    assert error["param"] == "logit_bias" and error["message"].startswith("logit_bias[0] = 101")
 
 
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serve_http import CHAT, COMPLETIONS, HELLO, check_error, make_app, send
+from serve_http import CHAT, COMPLETIONS, HELLO, Client, check_error, make_app, send
 
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 
@@ -24,7 +26,8 @@ TABLE = [
     b'{"prompt":' + b"[" * 100_000, b'{"prompt":' + b"[" * 500 + b"]" * 500 + b"}", b'{"x":' * 65 + b"1" + b"}" * 65,
     b'{"prompt":"a"}{"prompt":"b"}', b"{'prompt': 'a'}", b'{"prompt":"a",}', b"--\xc3\x28", b"prompt=SECRETWORD",
     b'{"prompt":[1e308]}', b'{"prompt":[9223372036854775808]}', b'{"prompt":[18446744073709551616]}',
-    b'{"prompt":[[[1]]]}',
+    b'{"prompt":[[[1]]]}', b'{"prompt":"a","prompt":"SECRETWORD"}', b'{"prompt":"a","\\u0070rompt":"a"}',
+    b'{"prompt":"a","stream_options":{"x":1,"x":1}}', b'{"prompt":"a","logit_bias":{"01":1}}',
 ]  # fmt: skip
 
 
@@ -55,6 +58,41 @@ def test_a_body_is_counted_while_it_is_read() -> None:
     check_error(send(app, "POST", COMPLETIONS, content=pieces(), headers=JSON), 413)
     lying = {**JSON, "content-length": "9" * 30}
     check_error(send(app, "POST", COMPLETIONS, content=b"{}", headers=lying), 413)
+
+
+def test_a_body_that_is_too_large_is_answered_at_once_and_read_to_its_end() -> None:
+    left = 40
+    left_at_answer: list[int] = []
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        return {"type": "http.request", "body": b" " * 10, "more_body": left > 0}
+
+    async def send_message(message: Any) -> None:
+        left_at_answer.append(left)
+        sent.append(message)
+
+    app = make_app(max_body_bytes=100)
+    asyncio.run(app(Client(app, COMPLETIONS, {}).scope, receive, send_message))
+    assert sent[0]["status"] == 413 and b"max-body-bytes" in sent[1]["body"] and not sent[-1]["more_body"]
+    assert left_at_answer[1] == 29 and left == 0
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    async def never():  # type: ignore[no-untyped-def]
+        yield b"{"
+        await asyncio.Event().wait()
+
+    app = make_app(body_timeout=0.02)
+    check_error(send(app, "POST", COMPLETIONS, content=never(), headers=JSON), 408)
+
+
+def test_depth_is_bounded_whatever_is_nested() -> None:
+    for depth, status in ((63, 200), (64, 400), (900, 400)):
+        nested = b'{"prompt":"a","extra":' + b"[" * depth + b"]" * depth + b"}"
+        assert send(make_app(), "POST", COMPLETIONS, content=nested, headers=JSON).status_code == status, depth
 
 
 def test_only_plain_json_is_taken() -> None:

@@ -15,8 +15,19 @@ from live_server import live_server, wait_idle
 TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 
 
+def _sent_whole_before_reading(url: str, size: int) -> bytes:
+    """What a client gets that writes all of its body, then reads to the end. A reset connection raises."""
+    with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port or 0), timeout=30) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
+        client.sendall(b" " * size)
+        answer = b""
+        while piece := client.recv(1 << 16):
+            answer += piece
+    return answer
+
+
 def test_it_serves_and_ends_cleanly_though_a_stream_is_open() -> None:
-    with live_server(TINY, "--shutdown-timeout", "1") as server:
+    with live_server(TINY, "--shutdown-timeout", "1", "--max-body-bytes", "1000000") as server:
         body = {"prompt": "ab", "max_tokens": 4, "temperature": 0}
         answers = [httpx.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(2)]
         assert answers[0] == answers[1] != ""
@@ -27,6 +38,9 @@ def test_it_serves_and_ends_cleanly_though_a_stream_is_open() -> None:
             timeout=60,
         )
         assert busy.returncode == 2 and "choose another" in busy.stderr and "Traceback" not in busy.stderr
+        large = httpx.post(f"{server.url}/v1/completions", content=b" " * (8 << 20))
+        assert large.status_code == 413
+        assert _sent_whole_before_reading(server.url, 24 << 20).startswith(b"HTTP/1.1 413 ")
         assert wait_idle(server.url)
         held = socket.create_connection((urlsplit(server.url).hostname, urlsplit(server.url).port or 0))
         held.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")

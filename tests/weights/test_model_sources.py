@@ -212,6 +212,15 @@ def test_a_hub_error_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         fetch_hub.fetch_hub_file(HubSource("org/name", "m.gguf"), job(tmp_path))
 
 
+def test_a_hub_folder_that_is_not_cached_is_said_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(*args: Any, **kwargs: Any) -> str:
+        raise OSError("Cannot find an appropriate cached snapshot folder for the specified revision")
+
+    monkeypatch.setattr(fetch_hub, "_imported", lambda: types.SimpleNamespace(snapshot_download=download))
+    with pytest.raises(SourceFailed, match=r"^not in the cache$"):
+        fetch_hub.fetch_hub_folder("org/name", None, offline=True)
+
+
 def test_a_hub_folder_has_safetensors_and_never_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
     fake = types.SimpleNamespace(snapshot_download=lambda repo, **options: (calls.append(options), str(tmp_path))[1])

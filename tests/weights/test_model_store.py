@@ -320,3 +320,33 @@ def test_the_documentation_tells_the_same() -> None:
         assert packages.wheels[0].package in page
         assert f"=={packages.wheels[0].version}" in page
         assert hub.repo in page
+
+
+def test_damage_that_keeps_size_and_time_is_found_by_reading_and_then_fetched_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, Fake("one"))
+    bench.resolve()
+    assert bench.store.damage("tiny-model") is None
+    held = os.stat(bench.place)
+    bench.place.write_bytes(b"X" + CONTENT[1:])
+    os.utime(bench.place, ns=(held.st_atime_ns, held.st_mtime_ns))
+    bench.resolve()
+    assert bench.asked == ["one"]  # a start hashes nothing
+    assert "SHA-256" in (bench.store.damage("tiny-model") or "")
+    assert bench.resolve().read_bytes() == CONTENT and bench.asked == ["one", "one"]
+
+
+@pytest.mark.parametrize("marker", [b"", b"[]", b"\xff", b"[" * 100_000])
+def test_a_marker_of_anything_else_is_no_marker(tmp_path: Path, marker: bytes) -> None:
+    bench = Bench(tmp_path, Fake("one"))
+    bench.resolve()
+    bench.place.with_name("tiny.gguf.verified").write_bytes(marker)
+    assert bench.resolve().read_bytes() == CONTENT
+    assert bench.asked == ["one"]
+
+
+def test_a_cache_that_is_only_read_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, Fake("one"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InvalidInput, match="OCTAVO_HOME"):
+        bench.resolve()
+    assert bench.asked == []

@@ -13,6 +13,7 @@ from weight_files import entry, safetensors
 
 from octavo.core.errors import InvalidInput
 from octavo.weights.safetensors import SafetensorsFile, ShardedSafetensors, open_safetensors, write_safetensors
+from octavo.weights.tensors import MappedFile
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?"]
 
@@ -91,3 +92,14 @@ def test_a_folder_without_weights_says_what_is_missing(tmp_path: Path) -> None:
 def test_the_writer_refuses_what_the_format_lacks(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="complex128"):
         write_safetensors(tmp_path / "x.safetensors", {"x": np.ones(2, np.complex128)})
+
+
+def test_a_view_that_an_error_holds_hides_no_error(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"four")
+    mapped = MappedFile(tmp_path / "bytes", 1)
+    view = mapped.array_at(0, 4)
+    mapped.close()
+    mapped.close()
+    assert view.tobytes() == b"four"
+    with pytest.raises(InvalidInput, match="closed"):
+        mapped.array_at(0, 4)

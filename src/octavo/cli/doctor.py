@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -17,6 +18,7 @@ from typing import Any
 from octavo import __version__
 from octavo.core.errors import OctavoError
 from octavo.engine.memory import available_memory, show_size
+from octavo.engine.threads import cpu_quota, usable_cores
 
 __all__ = ["Finding", "findings", "run_doctor"]
 
@@ -54,9 +56,9 @@ class Finding:
     fatal: bool = False
 
 
-def run_doctor(as_json: bool, cache_dir: str) -> int:
+def run_doctor(as_json: bool, cache_dir: str, verify: bool = False) -> int:
     """Print the findings. 1 if something is missing without which nothing runs, else 0."""
-    found = list(findings(cache_dir))
+    found = list(findings(cache_dir, verify))
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
     else:
@@ -70,15 +72,22 @@ def _print(found: list[Finding]) -> None:
 
     console = Console(highlight=False)
     width = max(len(finding.what) for finding in found)
+    margin = "\n" + " " * (width + 4)
+    room = max(20, console.width - width - 4) if console.is_terminal else 1 << 20  # a pipe gets whole lines
+
+    def wrapped(text: str) -> str:
+        return margin.join(textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False))
+
     for finding in found:
         mark, colour = ("✗", "red") if finding.fatal else ("!", "yellow") if finding.remedy else ("✓", "green")
-        console.print(Text.assemble((mark, colour), f" {finding.what:<{width}}  {finding.found}"), soft_wrap=True)
+        line = Text.assemble((mark, colour), f" {finding.what:<{width}}  {wrapped(finding.found)}")
         if finding.remedy:
-            console.print(Text(f"  {'':<{width}}  {finding.remedy}", colour), soft_wrap=True)
+            line.append(margin + wrapped(finding.remedy), colour)
+        console.print(line, soft_wrap=True)
 
 
-def findings(cache_dir: str = "") -> Iterator[Finding]:
-    """Everything that is looked at, in the order of importance."""
+def findings(cache_dir: str = "", verify: bool = False) -> Iterator[Finding]:
+    """Everything that is looked at, in the order of importance. `verify` reads each cached model whole."""
     yield Finding(
         "octavo", f"{__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     )
@@ -87,7 +96,7 @@ def findings(cache_dir: str = "") -> Iterator[Finding]:
     yield from _native()
     yield from _processor()
     yield _memory()
-    yield from _cache(cache_dir)
+    yield from _cache(cache_dir, verify)
 
 
 def _packages() -> Iterator[Finding]:
@@ -101,7 +110,12 @@ def _packages() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             missing.append(name)
     if missing:
-        yield Finding("packages", "missing: " + ", ".join(missing), "install them: pip install octavo", fatal=True)
+        yield Finding(
+            "packages",
+            "missing: " + ", ".join(missing),
+            "install them, where Octavo's pyproject.toml is: pip install --editable .",
+            fatal=True,
+        )
     if held:
         yield Finding("packages", ", ".join(held))
 
@@ -160,7 +174,7 @@ def _processor() -> Iterator[Finding]:
     model = info.get("model name") or platform.processor() or platform.machine()
     yield Finding("processor", model)
     yield Finding("instructions", ", ".join(known) or "unknown: this system does not say")
-    cores, quota = _cores(), cpu_quota()
+    cores, quota = usable_cores(), cpu_quota()
     limit = "" if quota is None else f", limited to {quota:g} by the control group"
     yield Finding("cores", f"{cores} usable of {os.cpu_count()}{limit}")
 
@@ -175,27 +189,6 @@ def _cpuinfo() -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that the control group allows (version 2, then 1); None without a limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        limit = int((root / "cpu/cpu.cfs_quota_us").read_text())
-        return limit / int((root / "cpu/cpu.cfs_period_us").read_text()) if limit > 0 else None
-    except (OSError, ValueError):
-        return None
-
-
 def _memory() -> Finding:
     free = available_memory()
     if free is None:
@@ -204,18 +197,27 @@ def _memory() -> Finding:
     return Finding("memory", f"{show_size(free)} available", remedy)
 
 
-def _cache(cache_dir: str) -> Iterator[Finding]:
+def _cache(cache_dir: str, verify: bool) -> Iterator[Finding]:
     from octavo.weights.store import ModelStore
 
     store = ModelStore(cache_dir or None, offline=True)
     place = next(folder for folder in (store.cache_dir, *store.cache_dir.parents) if folder.exists())
     free = shutil.disk_usage(place).free
+    held = store.cached_models()
     if not os.access(place, os.W_OK):
         yield Finding(
-            "model cache", str(store.cache_dir), "cannot be written; set OCTAVO_HOME to a folder that can", True
+            "model cache",
+            str(store.cache_dir),
+            "cannot be written; to fetch a model, set OCTAVO_HOME to a folder that can",
+            fatal=not held,
         )
     else:
         remedy = "" if free >= _SMALLEST_DISK else "make room, or set OCTAVO_HOME to a folder on another disk"
         yield Finding("model cache", f"{store.cache_dir} ({show_size(free)} free on its disk)", remedy)
-    held = [f"{model.name} ({show_size(model.size)})" for model in store.cached_models()]
-    yield Finding("models cached", ", ".join(held) or "none yet: the first octavo serve or chat fetches one")
+    names = ", ".join(f"{model.name} ({model.size / 1e6:.0f} MB)" for model in held)
+    yield Finding("models cached", names or "none yet: the first octavo serve or chat fetches one")
+    for model in held if verify else ():
+        problem = store.damage(model.name)
+        remedy = f"{problem}; the next start fetches it again" if problem else ""
+        state = "is damaged" if problem else "has the right SHA-256"
+        yield Finding("model file", f"{model.name} {state}", remedy, fatal=bool(problem))

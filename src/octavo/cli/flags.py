@@ -17,12 +17,13 @@ def config_flags(**configs: type) -> Callable[[Callable[..., None]], Callable[..
 
     ``config_flags(engine=EngineConfig)`` turns ``command(engine, x)`` into a command with one flag for each field of
     ``EngineConfig`` besides its own parameter ``x``. A field named like one of the command's parameters is left to it;
-    of two configs with a field of the same name, the first has the flag.
+    of two configs with a field of the same name, the first has the flag. A switch that is on by default becomes
+    ``--no-...``: one name for each flag leaves the help room for it on a narrow terminal.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command).parameters.values() if p.name not in configs]
-        hints = get_type_hints(command, include_extras=True)
+        signature = inspect.signature(command, eval_str=True)
+        own = [parameter for parameter in signature.parameters.values() if parameter.name not in configs]
         taken = {parameter.name for parameter in own}
         flags: dict[str, list[inspect.Parameter]] = {}
         for name, kind in configs.items():
@@ -33,7 +34,7 @@ def config_flags(**configs: type) -> Callable[[Callable[..., None]], Callable[..
             built = {name: _build(configs[name], flags[name], values) for name in configs}
             command(**built, **values)
 
-        parameters = [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         parameters += [flag for group in flags.values() for flag in group]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -53,18 +54,29 @@ def _fields(kind: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
 
 
 def _flag(field: dataclasses.Field[Any], hint: Any, panel: str) -> inspect.Parameter:
-    spelled = field.name.replace("_", "-")
-    switch = f"--{spelled}/--no-{spelled}" if hint is bool else f"--{spelled}"
+    spelled, text, default = field.name.replace("_", "-"), field.metadata.get("help", ""), field.default
+    if _is_on(field):
+        spelled, text, default = f"no-{spelled}", f"Do not {text[:1].lower()}{text[1:]}", False
     # an empty text means "decide for me": the help says so in words, and needs no [default: ] beside it
-    shown = field.default not in ("", None) and not (hint is bool and field.default is False)
+    shown = hint is not bool and default not in ("", None)
     option = typer.Option(
-        field.default, switch, help=field.metadata.get("help"), rich_help_panel=f"{panel} options", show_default=shown
+        default,
+        f"--{spelled}",
+        help=text,
+        rich_help_panel=f"{panel} options",
+        show_default=shown,
+        metavar="" if hint is bool else None,
     )
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=hint)
+
+
+def _is_on(field: dataclasses.Field[Any]) -> bool:
+    return field.default is True
 
 
 def _build(kind: Any, flags: list[inspect.Parameter], values: dict[str, Any]) -> Any:
     """The config from its flags, which leave `values`; a field that the command took over is read, and stays."""
     given = {flag.name: values.pop(flag.name) for flag in flags}
-    names = {field.name for field in dataclasses.fields(kind)}
-    return kind(**given, **{name: value for name, value in values.items() if name in names})
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    given = {name: not value if _is_on(fields[name]) else value for name, value in given.items()}
+    return kind(**given, **{name: value for name, value in values.items() if name in fields})

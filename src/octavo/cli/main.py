@@ -1,11 +1,12 @@
 """`octavo`: the command line. Commands import what they need when they run, so that `--help` is quick.
 
-Exit codes: 0 done, 1 it went wrong, 2 it was asked for wrongly.
+Exit codes: 0 done, 1 it went wrong, 2 it was asked for wrongly, 130 it was stopped by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=True)]
 CacheDir = Annotated[str, typer.Option(help="Folder of downloaded models; default: the user's cache.")]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=_MODEL)]
+ModelAlias = Annotated[str, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)]
 
 
 def _show_version(wanted: bool) -> None:
@@ -47,18 +49,22 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _top(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.", callback=_show_version)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, metavar="")
+    ] = False,
 ) -> None:
     pass
 
 
 @app.command()
 @config_flags(engine=EngineConfig, server=ServeConfig)
-def serve(engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL) -> None:
+def serve(
+    engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL, model_alias: ModelAlias = ""
+) -> None:
     """Serve a model over the OpenAI API (HTTP, on port 8000)."""
     from octavo.serve.server import serve as run_server
 
-    run_server(engine, server, typer.echo)
+    run_server(_with_alias(engine, model_alias), server, typer.echo)
 
 
 @app.command()
@@ -67,12 +73,13 @@ def chat(
     engine: EngineConfig,
     sampling: SamplingFlags,
     model: Model = _DEFAULT_MODEL,
+    model_alias: ModelAlias = "",
     system: Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")] = "",
 ) -> None:
     """Chat with a model in the terminal. Ctrl-C stops an answer, Ctrl-D leaves."""
     from octavo.cli.chat import run_chat
 
-    run_chat(engine, sampling, system)
+    run_chat(_with_alias(engine, model_alias), sampling, system)
 
 
 @app.command()
@@ -85,7 +92,9 @@ def run(
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Prompts, one JSON value a line.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File of answers; goes on where it ended.")] = None,
     system: Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it stands: no chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text as it stands: no chat template.", metavar="")
+    ] = False,
 ) -> None:
     """Answer one prompt, or a file of them.
 
@@ -94,6 +103,8 @@ def run(
     """
     from octavo.cli.run import run_file, run_prompt
 
+    if raw and system:
+        raise InvalidInput("system", "given beside --raw", "give one of the two: it takes a chat template")
     if file is not None:
         if prompt:
             raise InvalidInput("prompt", "given beside --file", "give one of the two")
@@ -106,18 +117,19 @@ def run(
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check the cached models' SHA-256.", metavar="")] = False,
     cache_dir: CacheDir = "",
 ) -> None:
     """Say what was found on this machine: backend, instruction sets, memory, model cache, and what is missing."""
     from octavo.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(as_json, cache_dir))
+    raise typer.Exit(run_doctor(as_json, cache_dir, verify))
 
 
 @app.command()
 def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")] = False,
     fetch: Annotated[str, typer.Option("--fetch", help="Fetch this model into the cache.")] = "",
     cache_dir: CacheDir = "",
 ) -> None:
@@ -169,8 +181,19 @@ def inspect(
         run_inspect(model, weight_format, as_json, cache_dir)
 
 
+def _with_alias(engine: EngineConfig, alias: str) -> EngineConfig:
+    """The config with the model of --model, where that is how it was given."""
+    if not alias:
+        return engine
+    if engine.model not in (_DEFAULT_MODEL, alias):
+        raise InvalidInput("model", f"{engine.model} and --model {alias}", "are two; give one of them")
+    return replace(engine, model=alias)
+
+
 def main() -> None:
     """Run the command line. What Octavo refuses is one message, not a traceback."""
+    if sys.stdout is None:
+        _fail("standard output is closed", 1)
     try:
         app()
     except InvalidInput as error:
@@ -179,8 +202,6 @@ def main() -> None:
         _fail(str(error), 2)
     except OctavoError as error:
         _fail(str(error), 1)
-    except KeyboardInterrupt:
-        _fail("stopped", 1)
     except OSError as error:
         _fail(f"{error.filename or 'the system'}: {error.strerror or error}", 1)
 

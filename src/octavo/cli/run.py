@@ -4,8 +4,8 @@ The answers file is only ever appended to, one whole line at a time, so a run th
 
     {"index": 3, "key": "9f2c...", "text": "...", "finish_reason": "stop", "usage": {...}}
 
-A refused prompt has "error" instead of a text. `index` is the line of the prompts file; `key` identifies what was
-asked, so that an answer is not taken for another's.
+A refused prompt has "error" instead of a text; "warnings" names what was not honoured. `index` is the line of the
+prompts file; `key` identifies what was asked of which model, so that an answer is not taken for another's.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from octavo.serve.errors import ApiError
 __all__ = ["run_file", "run_prompt"]
 
 _IN_FLIGHT = 64
+_BEGINNING = b'{"index": '  # of every line of answers
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class _Task:
 def run_prompt(config: EngineConfig, sampling: SamplingFlags, prompt: str, system: str, raw: bool) -> None:
     """Stream the answer to one prompt, read from standard input for `-` or nothing. Raises ``OctavoError``."""
     text = _given(prompt)
+    _say_loading(config)
     with Session(config, _quiet) as session:
         body = _body(text, sampling, system, raw)
         with closing(session.stream(body)) as deltas:
@@ -64,6 +66,12 @@ def _given(prompt: str) -> str:
     return text
 
 
+def _say_loading(config: EngineConfig) -> None:
+    """To a person at a terminal: why nothing is seen yet."""
+    if sys.stderr.isatty():
+        print(f"loading {config.model}", file=sys.stderr, flush=True)
+
+
 def _quiet(line: str) -> None:
     """The plan is for those who serve."""
 
@@ -82,17 +90,22 @@ def run_file(
     config: EngineConfig, sampling: SamplingFlags, file: Path, out: Path | None, system: str, raw: bool
 ) -> None:
     """Answer each line of `file` into `out` (or standard output). Raises ``InvalidInput`` for a damaged file."""
-    tasks = list(_tasks(file, sampling, system, raw))
+    tasks = list(_tasks(config.model, file, sampling, system, raw))
     done = _done(out, tasks) if out is not None else set()
     todo = [task for task in tasks if task.index not in done]
     if done:
         print(f"{len(done)} of {len(tasks)} are answered already", file=sys.stderr)
     if not todo:
         return
+    _say_loading(config)
     sink: IO[str] = sys.stdout if out is None else open(out, "a", encoding="utf-8")  # noqa: SIM115 (closed below)
     try:
         with Session(config, _quiet) as session, _progress(len(tasks), len(done), out is not None) as tick:
             failed = session.call(_answer_all(session, todo, sink, tick))
+    except KeyboardInterrupt:
+        if out is not None:
+            print("stopped; the same command goes on from here", file=sys.stderr)
+        raise
     finally:
         if out is not None:
             sink.close()
@@ -100,13 +113,22 @@ def run_file(
         print(f"{failed} of {len(todo)} were refused; their lines hold an error", file=sys.stderr)
 
 
-def _tasks(file: Path, sampling: SamplingFlags, system: str, raw: bool) -> Iterator[_Task]:
-    with open(file, encoding="utf-8") as lines:
-        for index, line in enumerate(lines):
+def _tasks(model: str, file: Path, sampling: SamplingFlags, system: str, raw: bool) -> Iterator[_Task]:
+    asked_of = json.dumps([model, system, raw, sampling.fields()])
+    with open(file, "rb") as lines:
+        for index, raw_line in enumerate(lines):
+            line = _decoded(raw_line, index)
             if line.strip():
                 value = _parsed(line, index)
-                key = hashlib.sha256(line.strip().encode()).hexdigest()[:16]
+                key = hashlib.sha256(f"{asked_of}\n{line.strip()}".encode()).hexdigest()[:16]
                 yield _Task(index, key, _body(value, sampling, system, raw))
+
+
+def _decoded(line: bytes, index: int) -> str:
+    try:
+        return line.decode("utf-8-sig" if index == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"file, line {index + 1}", line[:40], "is not UTF-8; save the file as UTF-8") from error
 
 
 def _parsed(line: str, index: int) -> Any:
@@ -121,20 +143,25 @@ def _parsed(line: str, index: int) -> Any:
 
 
 def _done(out: Path, tasks: list[_Task]) -> set[int]:
-    """Which lines have an answer. A last line that was cut is taken away."""
-    if not out.exists():
+    """Which lines have an answer. A last line that was cut is taken away; a file of anything else is left alone."""
+    if not out.is_file():  # a device or a pipe has nothing to go on from, and may have no end
         return set()
     whole = out.read_bytes()
     kept = whole[: whole.rfind(b"\n") + 1]
-    if len(kept) < len(whole):
-        os.truncate(out, len(kept))
     keys = {task.index: task.key for task in tasks}
     done = set()
     for line in kept.splitlines():
         index, key = _signature(line, out)
         if keys.get(index) != key:
-            raise InvalidInput("out", str(out), "holds answers to other prompts; name another file, or remove it")
+            raise InvalidInput(
+                "out", str(out), "holds answers to other prompts, another model or other flags; name another file"
+            )
         done.add(index)
+    cut = whole[len(kept) :]
+    if cut[: len(_BEGINNING)] != _BEGINNING[: len(cut)]:
+        raise _no_answers(out)
+    if cut:
+        os.truncate(out, len(kept))
     return done
 
 
@@ -143,7 +170,11 @@ def _signature(line: bytes, out: Path) -> tuple[int, str]:
         value = json.loads(line)
         return value["index"], value["key"]
     except (ValueError, KeyError, TypeError):
-        raise InvalidInput("out", str(out), "is no file of answers; name another, or remove it") from None
+        raise _no_answers(out) from None
+
+
+def _no_answers(out: Path) -> InvalidInput:
+    return InvalidInput("out", str(out), "is no file of answers; name another, or remove it")
 
 
 def _progress(total: int, done: int, shown: bool) -> Any:
@@ -185,7 +216,7 @@ async def _answer(session: Session, task: _Task) -> dict[str, Any]:
     """One line of the answers file."""
     head = {"index": task.index, "key": task.key}
     try:
-        job = await session.job(task.body)
+        job, warnings = await session.job(task.body)
         texts: dict[int, list[str]] = {index: [] for index in range(job.num_choices)}
         reasons: dict[int, str | None] = {}
         async for index, delta in session.deltas(job):
@@ -196,4 +227,5 @@ async def _answer(session: Session, task: _Task) -> dict[str, Any]:
     usage = job.usage()
     counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
     choices = [{"text": "".join(text), "finish_reason": reasons.get(index)} for index, text in texts.items()]
-    return {**head, **(choices[0] if len(choices) == 1 else {"choices": choices}), "usage": counts}
+    answer = {**head, **(choices[0] if len(choices) == 1 else {"choices": choices}), "usage": counts}
+    return {**answer, "warnings": warnings} if warnings else answer

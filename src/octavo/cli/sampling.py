@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from octavo.core.params import SamplingParams
+
 __all__ = ["SamplingFlags"]
 
 
@@ -14,7 +16,10 @@ def _flag(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class SamplingFlags:
-    """The sampling parameters that have flags; `-f` files may set every one that the API knows."""
+    """The sampling parameters that have flags; `-f` files may set every one that the API knows.
+
+    Raises ``InvalidInput`` for a value out of range: before a model is loaded.
+    """
 
     max_tokens: int | None = _flag(None, "Most tokens of an answer; default: what the context holds.")
     temperature: float = _flag(0.2, "0 takes the likeliest token; higher is more varied.")
@@ -22,6 +27,9 @@ class SamplingFlags:
     top_k: int = _flag(0, "Sample among this many likeliest tokens; 0: all.")
     repetition_penalty: float = _flag(1.0, "Above 1: tokens that were used become less likely.")
     seed: int | None = _flag(None, "The same seed gives the same answer.")
+
+    def __post_init__(self) -> None:
+        SamplingParams(**self.fields())
 
     def fields(self) -> dict[str, Any]:
         """As fields of an API request."""

@@ -22,16 +22,23 @@ from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError
 from octavo.serve.generate import Job, run
 from octavo.serve.metrics import Metrics
-from octavo.serve.names import decode_request
+from octavo.serve.names import Warnings, decode_request
 from octavo.serve.params import sampling_params
 from octavo.serve.port import Delta
-from octavo.serve.prompts import encode_chat_prompt, encode_prompts, fit_context
-from octavo.serve.protocol import ChatRequest, CompletionRequest
+from octavo.serve.prompts import encode_chat_prompt, encode_prompts, ending_at_turns, fit_context
+from octavo.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
 __all__ = ["Session"]
 
 _Result = TypeVar("_Result")
 _NO_LIMIT = float(10**9)  # seconds; a command has no deadline
+
+_TEXT = "an answer holds its text; ask a server for more"
+_WHY = {"model": "the model is the one given by --model", "priority": "the lines are taken in order"}
+_HTTP_ONLY = (
+    "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "return_token_ids", "echo", "stream",
+    "stream_options", "priority", "request_id",
+)  # fmt: skip
 
 
 class Session:
@@ -73,19 +80,28 @@ class Session:
             future.cancel()
             raise
 
-    async def job(self, body: dict[str, Any]) -> Job:
-        """An API body as work for the engine. Raises ``ApiError``."""
+    async def job(self, body: dict[str, Any]) -> tuple[Job, Warnings]:
+        """An API body as work for the engine, and what of it has no effect here. Raises ``ApiError``."""
         limits, engine = self._limits, self._engine
+        request: GenerationRequest
         if "messages" in body:
-            chat, _ = decode_request(body, ChatRequest)
-            params, param = sampling_params(chat, limits, engine.vocab_size), "messages"
+            request, warnings = chat, _ = decode_request(body, ChatRequest)
             prompts = await asyncio.to_thread(encode_chat_prompt, chat, engine, limits)
         else:
-            text, _ = decode_request(body, CompletionRequest)
-            params, param = sampling_params(text, limits, engine.vocab_size), "prompt"
+            request, warnings = text, _ = decode_request(body, CompletionRequest)
             prompts = await asyncio.to_thread(encode_prompts, text, engine, limits)
-        fit_context(prompts, params, engine, param)
-        return Job(uuid.uuid4().hex, prompts, params, _NO_LIMIT)
+        params = sampling_params(request, limits, engine.vocab_size)
+        if "messages" in body:
+            params = ending_at_turns(params, engine)
+        fit_context(prompts, params, engine, "messages" if "messages" in body else "prompt")
+        return Job(uuid.uuid4().hex, prompts, params, _NO_LIMIT), warnings + self._unused(request)
+
+    def _unused(self, request: GenerationRequest) -> Warnings:
+        """A warning for each known parameter that only an HTTP answer honours."""
+        asked = [name for name in _HTTP_ONLY if getattr(request, name, None) not in (None, False)]
+        if request.model not in (None, self.model_name):
+            asked.append("model")
+        return [{"param": name, "message": f"{name} has no effect here: {_WHY.get(name, _TEXT)}."} for name in asked]
 
     async def deltas(self, job: Job) -> AsyncIterator[tuple[int, Delta]]:
         """(index, delta) as they come."""
@@ -99,7 +115,7 @@ class Session:
 
         async def pump() -> None:
             try:
-                async for _, delta in self.deltas(await self.job(body)):
+                async for _, delta in self.deltas((await self.job(body))[0]):
                     arrived.put(delta)
                 arrived.put(None)
             except ApiError as error:

@@ -24,6 +24,7 @@ def check_request(request: Request, config: SchedulerConfig, kv: KVCacheManager,
     if not live or any(branch.state is not RequestState.WAITING for branch in live):
         raise InvalidInput("request", request.state.value, "give a new request or a restored one")
     check_vocabulary(request, vocab_size)
+    check_choice(request, vocab_size)
     limit = token_limit(request, config, kv)
     if any(branch.num_tokens > limit - (limit > branch.num_prompt_tokens) for branch in live):
         raise InvalidInput("output_token_ids", f"{limit} tokens or more", "the request has reached its limit already")
@@ -65,8 +66,20 @@ def check_vocabulary(request: Request, vocab_size: int | None) -> None:
         if ids and max(ids) >= vocab_size:
             position = next(i for i, token in enumerate(ids) if token >= vocab_size)
             raise InvalidInput(f"{name}[{position}]", ids[position], f"give token ids from 0 to {vocab_size - 1}")
-    if len(params.banned_token_ids) >= vocab_size and len(set(params.banned_token_ids)) == vocab_size:
-        raise InvalidInput("banned_token_ids", f"{vocab_size} ids", "leave a token that is not banned")
+
+
+def check_choice(request: Request, vocab_size: int | None) -> None:
+    """Raise ``InvalidInput`` if a step would have no token to sample: all are banned, or end the choice too early."""
+    params = request.params
+    banned = set(params.banned_token_ids)
+    eos = () if params.ignore_eos else request.eos_token_ids
+    ends = {*params.stop_token_ids, *eos} if params.min_tokens else set()
+    if params.allowed_token_ids:
+        if banned.union(ends).issuperset(params.allowed_token_ids):
+            remedy = "allow a token that is neither banned nor, below min_tokens, an end of the choice"
+            raise InvalidInput("allowed_token_ids", f"{len(params.allowed_token_ids)} ids", remedy)
+    elif vocab_size is not None and len(banned | ends) >= vocab_size:
+        raise InvalidInput("banned_token_ids", f"{len(banned)} ids", "leave a token that is not banned")
 
 
 def default_seed(request_id: str) -> int:

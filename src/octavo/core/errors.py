@@ -1,11 +1,11 @@
 """The error tree. Every error that a caller may catch descends from `OctavoError`.
 
-    OctavoError
-    ├── InvalidInput (also a ValueError)   something the caller gave: names field, value and remedy
-    ├── OutOfPages                         the page pool cannot serve a reservation right now
-    ├── UseAfterRelease (also a KeyError)  a KV handle or page was used after it was released
-    ├── InvariantBroken                    an audit failed: a bug in Octavo
-    └── RowError                           a forward pass failed for the named rows only
+OctavoError
+├── InvalidInput (also a ValueError)   something the caller gave: names field, value and remedy
+├── OutOfPages                         the page pool cannot serve a reservation right now
+├── UseAfterRelease (also a KeyError)  a KV handle or page was used after it was released
+├── InvariantBroken                    an audit failed: a bug in Octavo
+└── RowError                           a forward pass failed for the named rows only
 """
 
 from __future__ import annotations

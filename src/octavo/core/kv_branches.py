@@ -167,6 +167,8 @@ class BranchTables:
         old, new = branch.num_columns, -(-num_tokens // self.page_size)
         shared = self._shared_to_write(branch, num_tokens)
         fresh = max(0, new - old)
+        if not (fresh or shared or branch.pending):
+            return ()  # most decodes: the next token has its place
         pages = self._take(fresh * len(self.groups) + len(shared), branch.owner)
         told = branch.pending
         branch.pending = []
@@ -362,7 +364,7 @@ class BranchTables:
     def num_branch_pages(self, branch_key: BranchKey) -> int:
         """Pages that the branch owns, shared ones included; 0 if it is not live."""
         branch = self._branches.get(branch_key)
-        return sum(1 for _ in branch.pages()) if branch is not None else 0
+        return sum(len(table) - table.count(TOMBSTONE) for table in branch.tables) if branch is not None else 0
 
     def _branch(self, branch_key: BranchKey) -> BranchPages:
         try:

@@ -308,6 +308,8 @@ def _ask(branch: Branch) -> dict[str, Any]:
 def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
     params = branch.params
     sample = end == branch.num_tokens and branch.num_tokens < branch.request.token_limit
+    if params.logprobs is None and not params.logprob_token_ids and params.prompt_logprobs is None and not no_write:
+        return _SAMPLES if sample else _WRITES
     logprobs = -1
     if sample and (params.logprobs is not None or params.logprob_token_ids):
         logprobs = params.logprobs or 0
@@ -320,6 +322,9 @@ def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
         prompt_logprobs=prompt if prompt is not None and last_predicted > len(branch.prompt_logprobs) else -1,
         no_write=no_write,
     )
+
+
+_SAMPLES, _WRITES = RowFlags(sample=True), RowFlags()  # of nearly every row, so made once
 
 
 def _slot_init(branch: Branch) -> SlotInit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 from octavo.core.batch import Preemption, TokenLogprobs
 from octavo.core.errors import InvariantBroken
@@ -199,10 +200,10 @@ class Roster:
 
 def checkpoint(branch: Branch) -> Callable[[], None]:
     """A closure that gives a branch back the scheduling fields it has now: what an ``UndoLog`` takes."""
-    saved = {name: getattr(branch, name) for name in _PLANNED_FIELDS}
+    saved = _planned_values(branch)
 
     def restore() -> None:
-        for name, value in saved.items():
+        for name, value in zip(_PLANNED_FIELDS, saved, strict=True):
             setattr(branch, name, value)
 
     return restore
@@ -220,6 +221,7 @@ _PLANNED_FIELDS = (
     "prefix_waits",
     "needs_init",
 )
+_planned_values = attrgetter(*_PLANNED_FIELDS)
 
 
 def _request_end(request: Request) -> TokenEvent:

@@ -77,7 +77,7 @@ class AsyncEngine:
         self._router = OutputRouter(loaded.core, loaded.parts.tokenizer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._mailboxes: dict[str, _Mailbox] = {}
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._stopping = False
         self._step_started: float | None = None
         self._stats: Mapping[str, float] = engine_stats(loaded.core)
@@ -249,7 +249,7 @@ class AsyncEngine:
         try:
             while not self._stopping:
                 self._turn()
-        except Exception as error:
+        except BaseException as error:  # a panic of a library does not descend from Exception, and readers wait
             self._failure = error
             reason = EngineStopped(f"the engine loop failed: {type(error).__name__}: {error}")
         finally:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.errors import InvalidInput
+from octavo.core.policy import POLICIES
 from octavo.engine.memory import parse_size
 
 __all__ = ["EngineConfig"]
@@ -42,7 +43,7 @@ class EngineConfig:
     max_prefill_chunk: int = _flag(256, "Most tokens of one prompt in one step.")
     policy: str = _flag("fcfs", "Order of service: fcfs (first come) or priority.")
     prefix_cache: bool = _flag(True, "Keep the keys and values of finished prefixes for later requests.")
-    threads: int = _flag(0, "Threads of the numeric library; 0: all cores that the process may use.")
+    threads: int = _flag(0, "Threads; 0: all usable cores on native, half of them for the products of numpy.")
     seed: int = _flag(0, "Where the seeds of requests without one come from; 0: different in every run.")
     offline: bool = _flag(False, "Never touch the network.")
     cache_dir: str = _flag("", "Folder of downloaded models; empty: the user's cache.")
@@ -55,6 +56,7 @@ class EngineConfig:
         if self.backend in EXACT_BACKENDS:
             _one_of(f"format with backend={self.backend}", self.format, ("auto", "fp32"))
             _one_of(f"kv_dtype with backend={self.backend}", self.kv_dtype, ("auto", "fp32"))
+        _one_of("policy", self.policy, tuple(POLICIES))
         for name in ("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_seq_len", "threads", "seed"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 from octavo.core.batch import TokenLogprobs
@@ -109,16 +110,18 @@ class LLM:
         """Answers to one conversation or several. A conversation is a list of ``{"role": ..., "content": ...}``."""
         from octavo.tokenizers.chat import encode_chat
 
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
-        prompts = [encode_chat(self.tokenizer, one, **template_options) for one in conversations]  # type: ignore[arg-type]
+        listed = _listed("messages", messages, "give a list of messages, or a list of such lists")
+        conversations = [listed] if listed and isinstance(listed[0], Mapping) else listed
+        prompts = [encode_chat(self.tokenizer, one, **template_options) for one in conversations]
         return self.generate(prompts, params, use_tqdm=use_tqdm)
 
     def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * count
-        if len(params) != count:
-            raise InvalidInput("params", f"{len(params)} params", f"give one, or one for each of {count} prompts")
-        return list(params)
+        listed = _listed("params", params, "give a SamplingParams, or a list of one for each prompt")
+        if len(listed) != count:
+            raise InvalidInput("params", f"{len(listed)} params", f"give one, or one for each of {count} prompts")
+        return listed
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         parts = self.loaded.parts
@@ -158,7 +161,7 @@ class LLM:
             for request in requests:
                 core.submit(request, time.monotonic())
                 self._router.open(request)
-        except InvalidInput:
+        except BaseException:
             self._abandon(requests)
             raise
 
@@ -183,9 +186,15 @@ def _config(model: str, options: Mapping[str, Any]) -> EngineConfig:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    listed = _listed("prompts", prompts, "give a text, a list of token ids, or a list of either")
+    return [listed] if listed and isinstance(listed[0], Integral) else listed
+
+
+def _listed(name: str, value: Any, remedy: str) -> list[Any]:
+    """What can be gone through as a list; not a mapping, a text or a set, whose elements are something else."""
+    if isinstance(value, (str, bytes, Mapping, Set)) or not isinstance(value, Iterable):
+        raise InvalidInput(name, value, remedy)
+    return list(value)
 
 
 def _add(output: RequestOutput, delta: OutputDelta) -> None:

@@ -20,6 +20,7 @@ from octavo.engine.fixture import load_fixture
 from octavo.engine.identity import model_digest
 from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, plan_memory
 from octavo.engine.parts import ModelParts, build_core, check_tensors, page_bytes, parts_from_fixture
+from octavo.engine.threads import limit_threads
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 
@@ -48,7 +49,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     Raises ``InvalidInput`` (unknown model, unsupported configuration, wrong tensors, too little memory) before
     anything large is allocated, and whatever the model store raises for a model that cannot be fetched.
     """
-    _limit_threads(config.threads)
+    limit_threads(config.threads, say)
     source = _open(config)
     try:
         plan, max_seq_len, running = _plan(config, source)
@@ -123,6 +124,10 @@ def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int, str]:
     """The memory plan, the longest sequence, and how a compiled model will run (instruction set, formats)."""
     model_config = ModelConfig.from_dict(source.config)
     limit = model_config.max_position_embeddings
+    if config.max_seq_len > limit:
+        raise InvalidInput(
+            "max_seq_len", config.max_seq_len, f"the model's context is {limit} tokens; give at most that"
+        )
     max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
     model, backend = _compiled(config, build_model(model_config))
     running = model.describe() if hasattr(model, "describe") else ""
@@ -233,10 +238,3 @@ def _seed_source(seed: int) -> Callable[[], int]:
     """Seeds for requests that bring none: a sequence fixed by ``seed``, or a different one in every run for 0."""
     rng = random.Random(seed) if seed else random.SystemRandom()
     return lambda: rng.getrandbits(63)
-
-
-def _limit_threads(threads: int) -> None:
-    if not threads:
-        return
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, str(threads))

@@ -51,7 +51,9 @@ class ModelParts:
         return numerics_id(name, weight_format=self.weight_format, kv_dtype=kv_dtype, ropes=self.model.ropes)
 
     def namespace(self, salt: str = "") -> str:
-        """Where this model's prefixes are kept, for one tenant's salt."""
+        """Where this model's prefixes are kept, for one tenant's salt (a string, or ``InvalidInput``)."""
+        if not isinstance(salt, str):
+            raise InvalidInput("cache_salt", salt, "give a string")
         return namespace(
             model=self.digest,
             tokenizer=getattr(self.tokenizer, "identity", ""),

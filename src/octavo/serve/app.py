@@ -37,7 +37,15 @@ from octavo.serve.metrics import Metrics
 from octavo.serve.names import Warnings, decode_request
 from octavo.serve.params import sampling_params
 from octavo.serve.port import EnginePort
-from octavo.serve.prompts import Prompt, count_prompts, decode_ids, encode_chat_prompt, encode_prompts, fit_context
+from octavo.serve.prompts import (
+    Prompt,
+    count_prompts,
+    decode_ids,
+    encode_chat_prompt,
+    encode_prompts,
+    ending_at_turns,
+    fit_context,
+)
 from octavo.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from octavo.serve.sse import EventStream, until_disconnect
 
@@ -125,6 +133,7 @@ class Server:
     async def chat(self, request: Request) -> Any:
         """POST /v1/chat/completions."""
         body, params, warnings = await self._understood(request, ChatRequest)
+        params = ending_at_turns(params, self.engine)
         order = _Order(body, params, 1, warnings, "chatcmpl", "messages")
         return await self._serve(request, order, encode_chat_prompt, chat_events, chat_whole)
 

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError
 
 __all__ = ["parse_json", "read_json"]
 
+_DRAIN_BYTES = 32 << 20  # of a refused body; who sends more meets a closed connection
+_DRAIN_SECONDS = 2.0
 _IN_THREAD = 64 << 10  # bytes; a body above this would hold the event loop for more than a millisecond
 
 
 async def read_json(request: Request, config: ServeConfig) -> dict[str, Any]:
     """The body as a JSON object. Raises ``ApiError`` 400, 408, 413 or 415."""
     _check_headers(request)
-    body = await _read(request, config.max_body_bytes)
+    try:
+        body = await asyncio.wait_for(_read(request, config.max_body_bytes), config.body_timeout)
+    except asyncio.TimeoutError as error:
+        late = f"The body was not complete after {config.body_timeout:g} s."
+        raise ApiError(408, late, code="body_timeout", headers={"Connection": "close"}) from error
     if len(body) > _IN_THREAD:
         return await asyncio.to_thread(parse_json, body, config.max_json_depth)
     return parse_json(body, config.max_json_depth)
 
 
 def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
-    """Strict JSON: no NaN, no number out of range, no lone surrogate, nothing after the end."""
+    """Strict JSON: no NaN, no number out of range, no lone surrogate, no name twice, nothing after the end."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.ValidationError as error:
@@ -38,6 +48,7 @@ def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
     _check_shape(value, max_depth)
+    json.loads(body, object_pairs_hook=_unique)  # the quick parser keeps the last of two in silence
     return value
 
 
@@ -80,10 +91,51 @@ def _check_shape(value: Any, max_depth: int) -> None:
         stack.extend((child, depth + 1) for child in children if isinstance(child, dict | list | int))
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ApiError(400, "The body has an object with the same name twice; send one of them.", code="invalid_json")
+
+
 def _too_deep(max_depth: int) -> ApiError:
     return ApiError(400, f"The body is nested more than {max_depth} levels deep.", code="invalid_json")
 
 
 def _too_large(limit: int) -> ApiError:
     message = f"The body is larger than {limit} bytes; send less, or start the server with a larger --max-body-bytes."
-    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
+    return _TooLarge(413, message, code="body_too_large", headers={"Connection": "close"})
+
+
+class _TooLarge(ApiError):
+    def response(self) -> Any:
+        """The answer, which lets the client finish its writing."""
+        return _Draining(super().response())
+
+
+class _Draining:
+    """An answer that is sent at once, while the body still arrives, and ends when some more of it has been dropped.
+
+    A connection that is closed with bytes unread is reset, and a client that writes before it reads would never see
+    the answer.
+    """
+
+    def __init__(self, answer: Response) -> None:
+        self.status_code = answer.status_code
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer, drop at most `_DRAIN_BYTES` for at most `_DRAIN_SECONDS`, then end it."""
+        answer = self._answer
+        await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+        await send({"type": "http.response.body", "body": bytes(answer.body), "more_body": True})
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_drain(receive), _DRAIN_SECONDS)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _drain(receive: Receive) -> None:
+    left = _DRAIN_BYTES
+    while left > 0:
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if not message.get("more_body", False):  # the body's end, or the client's
+            return

@@ -9,6 +9,8 @@ from octavo.core.errors import InvalidInput
 
 __all__ = ["ServeConfig"]
 
+_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
 
 def _flag(default: Any, text: str) -> Any:
     """A dataclass field that documents itself."""
@@ -32,15 +34,18 @@ class ServeConfig:
     max_logit_bias: int = _flag(1024, "Most entries of logit_bias.")
     max_prompt_chars: int = _flag(2_000_000, "Longest prompt before tokenizing, in characters.")
     max_pending: int = _flag(512, "Sequences that may run or wait at once; more are refused with 429.")
+    body_timeout: float = _flag(30.0, "Seconds that a client may take to send its body.")
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave its stream unread before it is cancelled.")
     max_connections: int = _flag(1024, "Most open connections.")
     shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
-    log_level: str = _flag("warning", "Log level of the HTTP server.")
+    log_level: str = _flag("warning", "What the HTTP server logs: critical, error, warning, info, debug or trace.")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidInput("port", self.port, "give a port from 0 to 65535")
+        if self.log_level not in _LOG_LEVELS:
+            raise InvalidInput("log_level", self.log_level, "use one of " + ", ".join(_LOG_LEVELS))
         for name in (
             "max_body_bytes",
             "max_json_depth",
@@ -51,6 +56,6 @@ class ServeConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidInput(name, getattr(self, name), "give a number of at least 1")
-        for name in ("request_timeout", "stall_timeout", "shutdown_timeout"):
+        for name in ("body_timeout", "request_timeout", "stall_timeout", "shutdown_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")

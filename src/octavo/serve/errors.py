@@ -66,7 +66,7 @@ def from_invalid_input(error: InvalidInput) -> ApiError:
     field = _RENAMED.get(error.field, error.field)
     plain = isinstance(error.value, bool | int | float)
     shown = f" = {shorten(error.value)}" if plain else ""
-    return ApiError(400, f"{field}{shown}: {error.remedy}", param=safe_name(field))
+    return ApiError(400, f"{field}{shown}: {error.remedy}", param=safe_name(re.split(r"[.\[]", field)[0]))
 
 
 def from_validation(error: msgspec.ValidationError) -> ApiError:

@@ -30,7 +30,7 @@ _PLAIN = (
     "skip_special_tokens",
 )
 _ID_LISTS = ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logprob_token_ids")
-_BIAS_KEY = re.compile(r"\d{1,12}")
+_BIAS_KEY = re.compile(r"0|[1-9][0-9]{0,11}")  # one spelling for each id
 
 
 def sampling_params(request: CompletionRequest | ChatRequest, config: ServeConfig, vocab_size: int) -> SamplingParams:
@@ -107,7 +107,7 @@ def _stop_strings(request: GenerationRequest, config: ServeConfig) -> tuple[str,
 def _logit_bias(bias: dict[str, float], config: ServeConfig, vocab_size: int) -> dict[int, float]:
     if len(bias) > config.max_logit_bias:
         raise invalid("logit_bias", f"has {len(bias)} entries; at most {config.max_logit_bias} are allowed")
-    if not all(_BIAS_KEY.fullmatch(key) and key.isascii() for key in bias):
+    if not all(map(_BIAS_KEY.fullmatch, bias)):
         raise invalid("logit_bias", "each key must be a token id written in digits")
     _token_ids("logit_bias", [int(key) for key in bias], vocab_size)
     return {int(key): value for key, value in bias.items()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import UNSET
 
 from octavo.core.errors import InvalidInput
-from octavo.core.params import SamplingParams
+from octavo.core.params import MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingParams
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, from_invalid_input, invalid
 from octavo.serve.port import EnginePort
@@ -17,6 +17,7 @@ from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.tokenizers.base import Tokenizer
 
 __all__ = ["Prompt", "count_prompts", "decode_ids", "encode_chat_prompt", "encode_prompts", "fit_context"]
+__all__ += ["ending_at_turns"]
 
 _ROLES = ("system", "developer", "user", "assistant")
 _CONTEXT_CHARS = 8  # a prompt longer than this many characters a context token is refused before tokenizing
@@ -53,6 +54,18 @@ def encode_chat_prompt(request: ChatRequest, engine: EnginePort, config: ServeCo
     except InvalidInput as error:
         raise ApiError(400, f"messages: {error.remedy}", param="messages") from error
     return [Prompt(tuple(ids))]
+
+
+def ending_at_turns(params: SamplingParams, engine: EnginePort) -> SamplingParams:
+    """For a conversation: where the model has no template of its own, the mark of the next turn ends an answer too."""
+    from octavo.tokenizers.chat import FALLBACK_STOPS, template_of
+
+    tokenizer = engine.tokenizer
+    marks = FALLBACK_STOPS.get(template_of(tokenizer).name, ())
+    ids = tuple(tokenizer.special_tokens[mark] for mark in marks if mark in tokenizer.special_tokens)
+    texts = tuple(mark for mark in marks if mark not in tokenizer.special_tokens)
+    stop = (*params.stop, *texts)[:MAX_STOP_STRINGS]  # what the client gave comes first
+    return replace(params, stop=stop, stop_token_ids=(*params.stop_token_ids, *ids)[:MAX_STOP_IDS]) if marks else params
 
 
 def decode_ids(ids: list[Any], engine: EnginePort) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import threading
@@ -151,6 +152,9 @@ def _listen(config: ServeConfig) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            remedy = f"is no address of this machine ({error.strerror}); 127.0.0.1 is this machine alone, 0.0.0.0 all"
+            raise InvalidInput("host", config.host, remedy) from error
         remedy = f"cannot be listened on at {config.host} ({error.strerror}); choose another, or stop what uses it"
         raise InvalidInput("port", config.port, remedy) from error
     return listener

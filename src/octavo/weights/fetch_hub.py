@@ -40,7 +40,7 @@ def fetch_hub_folder(repo: str, revision: str | None, offline: bool) -> Path:
     try:
         found = hub.snapshot_download(repo, revision=revision, allow_patterns=_WANTED, local_files_only=offline)
     except Exception as error:
-        raise SourceFailed(_reason(error)) from error
+        raise SourceFailed("not in the cache" if offline else _reason(error)) from error
     folder = Path(found)
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise SourceFailed(f"{repo} holds no config.json with safetensors")

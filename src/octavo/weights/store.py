@@ -108,6 +108,15 @@ class ModelStore:
         held = [model for model in self._known.values() if self._is_verified(model)]
         return [CachedModel(model.name, self._place(model), model.size, model.licence) for model in held]
 
+    def damage(self, name: str) -> str | None:
+        """Read a cached model whole: why it is not what was verified, or None. The next start fetches it again."""
+        model = self._known[name]
+        problem = _mismatch(self._place(model), model)
+        if problem:
+            with contextlib.suppress(OSError):  # a cache that is only read stays as it is
+                self._marker(model).unlink(missing_ok=True)
+        return problem
+
     def resolve(self, name_or_path: str | os.PathLike[str]) -> ResolvedModel:
         """Files for a known name, a folder, a `.gguf` file or a hub id `org/name[@revision]`, tried in that order.
 
@@ -118,7 +127,7 @@ class ModelStore:
         if model is not None:
             return self._resolve_known(model)
         path = Path(text).expanduser()
-        if path.exists():
+        if text and path.exists():
             return _resolve_path(path)
         if HUB_ID.fullmatch(text) and not text.endswith(".gguf"):
             return self._resolve_hub(text)
@@ -175,7 +184,7 @@ class ModelStore:
         try:
             held = os.stat(self._place(model))
             marker = json.loads(self._marker(model).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
         return held.st_size == model.size and marker == _stamp(model, held)
 
@@ -210,6 +219,8 @@ class ModelStore:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInput("cache", str(folder), f"cannot be made ({error.strerror}); set OCTAVO_HOME") from error
+        if not os.access(folder, os.W_OK):
+            raise InvalidInput("cache", str(folder), "cannot be written; set OCTAVO_HOME to a folder that can")
 
     def _require_space(self, model: KnownModel) -> None:
         need, free = int(model.size * _SPACE_FACTOR), shutil.disk_usage(self.cache_dir).free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import stat
@@ -116,6 +117,7 @@ class MappedFile:
             if self.size < min_size:
                 raise CorruptFile(path, "file size", self.size, f"at least {min_size} bytes are needed")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._closed = False
 
     def bytes_at(self, start: int, length: int) -> bytes:
         """`[start, start + length)`; the caller has checked the range, a breach is an error and never short."""
@@ -125,7 +127,7 @@ class MappedFile:
 
     def array_at(self, start: int, length: int) -> NDArray[np.uint8]:
         """`[start, start + length)` as a view of the mapping: drop it before `close`."""
-        if self._map.closed:
+        if self._closed:
             raise InvalidInput("path", str(self.path), "the file was closed; open it again")
         if start < 0 or length < 0 or start + length > self.size:
             raise CorruptFile(self.path, "read", (start, length), f"the file has {self.size} bytes")
@@ -137,5 +139,7 @@ class MappedFile:
         return memoryview(self._map)
 
     def close(self) -> None:
-        """Unmap. A second call does nothing."""
-        self._map.close()
+        """Unmap, as soon as the last view is gone: an error on its way up may hold one. A second call does nothing."""
+        self._closed = True
+        with contextlib.suppress(BufferError):
+            self._map.close()
