@@ -40,6 +40,7 @@ case $kind in
     done
     make_tests native-plain
     "$root/build/native-plain/tests/golden" write "$root/build/goldens.txt"
+    grep -qs aarch64-linux-gnu-g++ "$root/build/qemu/CMakeCache.txt" || rm -rf "$root/build/qemu"
     make_tests qemu "-DCMAKE_TOOLCHAIN_FILE=$here/cmake/aarch64.cmake" "-DOCTAVO_GOLDENS=$root/build/goldens.txt"
     run "" qemu
     ;;

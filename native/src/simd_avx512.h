@@ -51,7 +51,12 @@ INL vi i_load(const int32_t* p) { return _mm512_loadu_si512(p); }
 INL vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 INL vi i_umax(vi a, vi b) { return _mm512_max_epu32(a, b); }
 template <int N> INL vi i_shl(vi a) { return _mm512_slli_epi32(a, N); }
-INL int32_t i_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+INL int32_t i_sum(vi a) {  // not the compiler's reduction: it adds as int, and rows that are not finite overflow
+  __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
 INL int32_t i_umax_all(vi a) { return (int32_t)_mm512_reduce_max_epu32(a); }
 INL vf v_float(vi a) { return _mm512_cvtepi32_ps(a); }
 INL vi v_round_i(vf a) { return _mm512_cvtps_epi32(a); }
