@@ -353,5 +353,7 @@ def test_the_model_may_be_named_by_flag_or_in_place(
     for arguments in ([TINY], ["--model", TINY], ["-m", TINY], [TINY, "--model", TINY]):
         assert octavo(command, *arguments).code == 0
     assert octavo(command).code == 0 and asked == [TINY] * 4 + [EngineConfig.model]
+    octavo(command, "--model", "")
+    assert asked.pop() == ""  # refused where models are looked up, not taken for the default
     both = octavo(command, TINY, "--model", "other")
     assert both.code == 2 and "give one of them" in both.err and len(asked) == 5

@@ -182,6 +182,7 @@ def test_shutdown_ends_readers_and_is_idempotent() -> None:
             while True:
                 await anext(stream)
         engine.shutdown()
+        assert_idle(engine.loaded.core)
         with pytest.raises(EngineStopped):
             await read(engine, [1, 5], LONG)
         assert "shut down" in (engine.health_problem() or "")

@@ -38,7 +38,7 @@ app = typer.Typer(
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=True)]
 CacheDir = Annotated[str, typer.Option(help="Folder of downloaded models; default: the user's cache.")]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=_MODEL)]
-ModelAlias = Annotated[str, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)]
+ModelAlias = Annotated[str | None, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)]
 
 
 def _show_version(wanted: bool) -> None:
@@ -59,7 +59,7 @@ def _top(
 @app.command()
 @config_flags(engine=EngineConfig, server=ServeConfig)
 def serve(
-    engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL, model_alias: ModelAlias = ""
+    engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL, model_alias: ModelAlias = None
 ) -> None:
     """Serve a model over the OpenAI API (HTTP, on port 8000)."""
     from octavo.serve.server import serve as run_server
@@ -73,7 +73,7 @@ def chat(
     engine: EngineConfig,
     sampling: SamplingFlags,
     model: Model = _DEFAULT_MODEL,
-    model_alias: ModelAlias = "",
+    model_alias: ModelAlias = None,
     system: Annotated[str, typer.Option("--system", "-s", help="What the model is told first.")] = "",
 ) -> None:
     """Chat with a model in the terminal. Ctrl-C stops an answer, Ctrl-D leaves."""
@@ -181,9 +181,9 @@ def inspect(
         run_inspect(model, weight_format, as_json, cache_dir)
 
 
-def _with_alias(engine: EngineConfig, alias: str) -> EngineConfig:
+def _with_alias(engine: EngineConfig, alias: str | None) -> EngineConfig:
     """The config with the model of --model, where that is how it was given."""
-    if not alias:
+    if alias is None:
         return engine
     if engine.model not in (_DEFAULT_MODEL, alias):
         raise InvalidInput("model", f"{engine.model} and --model {alias}", "are two; give one of them")

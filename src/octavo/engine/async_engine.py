@@ -294,9 +294,14 @@ class AsyncEngine:
                 self._inbox.get()()
             except Exception:  # the reader learns below what happened
                 continue
-        for mailbox in self._mailboxes.values():
+        left, core = dict(self._mailboxes), self.loaded.core
+        for request_id, mailbox in left.items():
             _tell(mailbox.loop, mailbox.fail, reason)
-        self._mailboxes.clear()
+            self._forget(request_id)
+        if self._failure is None:  # after a failure nothing is known of the core
+            for request_id in left:
+                core.cancel(request_id)
+            core.step(self.clock())  # cancels, and runs nothing
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *values: object) -> bool:

@@ -36,7 +36,7 @@ class ServeConfig:
     max_pending: int = _flag(512, "Sequences that may run or wait at once; more are refused with 429.")
     body_timeout: float = _flag(30.0, "Seconds that a client may take to send its body.")
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
-    stall_timeout: float = _flag(30.0, "Seconds that a client may leave its stream unread before it is cancelled.")
+    stall_timeout: float = _flag(30.0, "Seconds that a client may leave an answer unread before it is cut.")
     max_connections: int = _flag(1024, "Most open connections.")
     shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
     log_level: str = _flag("warning", "What the HTTP server logs: critical, error, warning, info, debug or trace.")

@@ -1,8 +1,12 @@
-"""One HTTP connection with bounded headers: in bytes, in number and in time. Bodies are bounded in `body.py`."""
+"""One HTTP connection with bounded headers (in bytes, in number and in time) and a bounded patience with its reader.
+
+Bodies are bounded in `body.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -14,11 +18,23 @@ __all__ = ["BoundedConnection"]
 _HEADER_BYTES = 32 << 10
 _HEADER_COUNT = 64
 _HEADER_SECONDS = 10.0
+_log = logging.getLogger(__name__)
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's connection; refuses a head that is too large or too slow before it is whole."""
+    """uvicorn's connection; refuses a head that is too large or too slow before it is whole.
+
+    It is cut when nothing of an answer has been read for `stall_timeout` seconds: closing alone would wait for the
+    reader for ever.
+    """
+
+    stall_timeout = 30.0
+
+    @classmethod
+    def with_stall_timeout(cls, seconds: float) -> type[BoundedConnection]:
+        """This class with another patience."""
+        return type(cls.__name__, (cls,), {"stall_timeout": seconds})
 
     def connection_made(self, transport: Any) -> None:
         """The client has connected: its first request's head is due."""
@@ -26,12 +42,29 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._clock: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._disarm()
+        self._unwatch()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The reader is slow: look later whether it reads at all."""
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """The reader reads."""
+        self._unwatch()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """An answer is written, if not read."""
+        super().on_response_complete()
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         """Count what arrives while a head is incomplete."""
@@ -46,6 +79,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self._unwatch()
         self._in_head = True
 
     def on_headers_complete(self) -> None:
@@ -81,6 +115,24 @@ class BoundedConnection(HttpToolsProtocol):
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
+
+    def _watch(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        if self._unread is None and unread:
+            self._unread = self.loop.call_later(self.stall_timeout, self._look_again, unread)
+
+    def _unwatch(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _look_again(self, before: int) -> None:
+        self._unread = None
+        if self.transport.get_write_buffer_size() >= before:
+            _log.warning("a client left its answer unread for %g s: cut", self.stall_timeout)
+            self.transport.abort()
+        else:
+            self._watch()
 
     def _late(self) -> None:
         self._refuse(408, f"The header was not complete after {_HEADER_SECONDS:g} s.")

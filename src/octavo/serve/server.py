@@ -130,7 +130,7 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=BoundedConnection,
+        http=BoundedConnection.with_stall_timeout(config.stall_timeout),
         lifespan="on",
         log_level=config.log_level,
         access_log=False,
