@@ -24,7 +24,9 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=5, logprobs=2, ignore_eos=Tr
 
 
 def make(**options: Any) -> LLM:
-    return LLM(MODEL, backend="numpy", max_seq_len=256, kv_memory="128MiB", say=lambda line: None, **options)
+    return LLM(
+        MODEL, backend="numpy", max_seq_len=256, kv_memory="128MiB", audit=True, say=lambda line: None, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +48,8 @@ def compare(got: Any, expected: Any) -> None:
 
 def test_alone_whole_and_fresh_or_batched_chunked_and_cached(llm: LLM) -> None:
     prompts = [SYSTEM + question for question in QUESTIONS]
-    alone = [llm.generate(prompt, PARAMS)[0] for prompt in prompts]  # later ones hit the prefix of the first
-    llm.loaded.core.kv.flush_prefix_cache()
+    fresh = make(max_prefill_chunk=256, prefix_cache=False)  # whole prompts, one by one
+    alone = [fresh.generate(prompt, PARAMS)[0] for prompt in prompts]
     together = llm.generate(prompts, PARAMS)
     again = llm.generate(prompts[::-1], PARAMS)[::-1]
     assert all(output.num_cached_tokens > 20 for output in again)
