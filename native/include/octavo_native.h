@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define OCTAVO_API __attribute__((visibility("default")))
-#define OCTAVO_ABI_VERSION 1
+#define OCTAVO_ABI_VERSION 2
 #define OCTAVO_NONE (-1) /* no buffer, no weight, no slot */
 
 #ifdef __cplusplus
@@ -44,9 +44,11 @@ typedef struct octavo_matrix {
   int64_t n, k;        /* outputs (of one half), inputs */
   const float* data;   /* [n, k] row-major; null when codes are given */
   const float* up;
-  const uint8_t* codes; /* [n, k] stored codes of a group format, which go in without loss: w = scale * code + offset */
-  const float* scale;   /* [n, k / group] */
-  const float* offset;  /* [n, k / group] */
+  /* or stored codes, as if data were scale * code + offset; a pair has the rows of both halves in one, [2 n, k] */
+  const int8_t* codes; /* [n, k]: -128..127, or 0..15 where they go in as they are and the format has 4 bits */
+  const float* scale;  /* [n, ceil(k / group)], and so is offset, which may be null */
+  const float* offset;
+  int64_t group; /* inputs that share a scale: the values are rounded anew; 0: the format's own, codes go in without loss */
 } octavo_matrix;
 
 /* Both return the weight's number. Packing runs on the thread pool; the data is not kept. */

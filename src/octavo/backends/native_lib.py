@@ -14,7 +14,7 @@ from octavo.core.errors import InvalidInput
 
 __all__ = ["FORMATS", "KV_TYPES", "BackendUnavailable", "library", "library_path"]
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 NONE = -1
 ROWS_T, ROWS_R = 0, 1
 EPI_STORE, EPI_ADD, EPI_SILU_MUL, EPI_GELU_MUL = range(4)
@@ -41,7 +41,7 @@ class Matrix(c.Structure):
 
     _fields_ = (
         *(("format", _I32), ("interleaved", _I32), ("n", _I64), ("k", _I64), ("data", _P), ("up", _P)),
-        *(("codes", _P), ("scale", _P), ("offset", _P)),
+        *(("codes", _P), ("scale", _P), ("offset", _P), ("group", _I64)),
     )
 
 

@@ -193,7 +193,7 @@ class _FileSource(_Source):
         handles: dict[str, Any] = {}
         weight_format, weight_bytes = "fp32", 4 * sum(math.prod(shape) for shape in expected.values())
         if hasattr(model, "load"):  # packs one weight after the other: no second copy of the model
-            model.load(lambda name: model.prepare(name, self.weights.read(name)))
+            model.load(lambda name: model.prepare(name, self.weights.read(name)), self.weights.codes)
             weight_format, weight_bytes = model.weight_format, model.weight_bytes()
         else:
             handles = {name: backend.weight(name, model.prepare(name, self.weights.read(name))) for name in expected}

@@ -178,7 +178,7 @@ class GgufWeights(WeightFile):
         return self._readers[name]()
 
     def codes(self, name: str) -> GroupCodes | None:
-        """Codes, scales and offsets of a matrix where packing them loses nothing (Q4_0, Q4_1), else None."""
+        """Codes, scales and offsets of a matrix that give its values (Q4_0, Q4_1, Q8_0), or None."""
         from octavo.weights.quant.gguf_codes import gguf_codes
 
         info, origin = self.info(name), self._sources[name]

@@ -1,4 +1,4 @@
-"""A quantized checkpoint folder as a source of float32 weights, and of codes where packing them loses nothing."""
+"""A quantized checkpoint folder as a source of float32 weights, and of codes where it has such."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class QuantizedFolder(FolderWeights):
         return self._files.read(name) if matrix is None else matrix.floats()
 
     def codes(self, name: str) -> GroupCodes | None:
-        """Codes, scales and offsets of a matrix where packing them loses nothing, else None."""
+        """Codes, scales and offsets of a matrix that give its values, or None where it is not stored so."""
         self.info(name)
         matrix = self._matrix(name)
         if matrix is None or not matrix.is_integer:
