@@ -23,7 +23,7 @@ struct octavo_program {
 
 namespace {
 
-constexpr const char* kKernelVersion = "1";
+constexpr const char* kKernelVersion = "2";
 
 std::string& last_error() {
   static thread_local std::string text;
