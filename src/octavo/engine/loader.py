@@ -7,16 +7,17 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from octavo.backends import create_backend
+from octavo.backends import available_backends, create_backend
 from octavo.core.errors import InvalidInput
 from octavo.core.scheduler import SchedulerConfig
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.fixture import load_fixture
+from octavo.engine.formats import resolve_auto
 from octavo.engine.identity import model_digest
 from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, plan_memory
 from octavo.engine.parts import ModelParts, build_core, check_tensors, page_bytes, parts_from_fixture
@@ -52,6 +53,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     limit_threads(config.threads, say)
     source = _open(config)
     try:
+        config = source.with_format(config, say)
         plan, max_seq_len, running = _plan(config, source)
         say(plan.describe())
         if running:
@@ -75,7 +77,7 @@ def load_parts(config: EngineConfig) -> ModelParts:
     """The model alone, without pages or scheduler."""
     source = _open(config)
     try:
-        return source.load(config)
+        return source.load(source.with_format(config, lambda line: None))
     finally:
         source.close()
 
@@ -155,6 +157,10 @@ class _Source(ABC):
     def load(self, config: EngineConfig) -> ModelParts:
         """The model with its weights on the backend that ``config`` names."""
 
+    def with_format(self, config: EngineConfig, say: Say) -> EngineConfig:
+        """The configuration with the format that `auto` stands for, which is said."""
+        return config
+
     def close(self) -> None:  # noqa: B027 - a fixture holds no file
         """Give the files back."""
 
@@ -183,6 +189,16 @@ class _FileSource(_Source):
         self.name, self.path = name, path
         self.weights = open_weights(path)
         super().__init__(self.weights.config)
+
+    def with_format(self, config: EngineConfig, say: Say) -> EngineConfig:
+        name = available_backends()[-1] if config.backend == "auto" else config.backend
+        if name != "native" or config.format != "auto":
+            return config
+        available = available_memory()
+        budget = None if available is None else int(available * config.memory_fraction)
+        kind, line = resolve_auto(self.weights.own_format(), build_model(ModelConfig.from_dict(self.config)), budget)
+        say(line)
+        return replace(config, format=kind)
 
     def load(self, config: EngineConfig) -> ModelParts:
         model_config = ModelConfig.from_dict(self.config)

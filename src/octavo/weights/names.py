@@ -189,6 +189,10 @@ class GgufWeights(WeightFile):
             found.reordered(lambda rows: undo_rope_permutation(rows, origin.heads)) if found and origin.heads else found
         )
 
+    def own_format(self) -> str:
+        """The native format of a quantized checkpoint; "": types differ from tensor to tensor."""
+        return ""
+
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file."""
         self.info(name)
@@ -222,6 +226,10 @@ class FolderWeights(WeightFile):
         """Codes of a quantized matrix; here there is none."""
         self.info(name)
         return None
+
+    def own_format(self) -> str:
+        """The native format of a quantized checkpoint; "": this one is not."""
+        return ""
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in its file."""
