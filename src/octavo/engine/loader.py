@@ -131,7 +131,7 @@ def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int, str]:
             "max_seq_len", config.max_seq_len, f"the model's context is {limit} tokens; give at most that"
         )
     max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
-    model, backend = _compiled(config, build_model(model_config))
+    model, backend = source.compiled(config)
     running = model.describe() if hasattr(model, "describe") else ""
     return plan_for(config, model, backend.name, max_seq_len), max_seq_len, running
 
@@ -152,6 +152,13 @@ class _Source(ABC):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
+        self._compiled: dict[EngineConfig, tuple[Any, Any]] = {}
+
+    def compiled(self, config: EngineConfig) -> tuple[Any, Any]:
+        """The model as its backend runs it, and the backend: what was planned is what is loaded."""
+        if config not in self._compiled:
+            self._compiled[config] = _compiled(config, build_model(ModelConfig.from_dict(self.config)))
+        return self._compiled[config]
 
     @abstractmethod
     def load(self, config: EngineConfig) -> ModelParts:
@@ -202,7 +209,7 @@ class _FileSource(_Source):
 
     def load(self, config: EngineConfig) -> ModelParts:
         model_config = ModelConfig.from_dict(self.config)
-        model, backend = _compiled(config, build_model(model_config))
+        model, backend = self.compiled(config)
         shapes = {name: self.weights.info(name).shape for name in self.weights.names()}
         expected = model.weight_shapes()
         check_tensors(shapes, expected, model_config.tie_word_embeddings)
