@@ -15,10 +15,11 @@ from native_harness import run
 from small_models import LLAMA, MOE, texts, write_model
 
 from octavo.backends.native_backend import NativeBackend, NativeEngine
-from octavo.backends.native_codes import keeps_codes
+from octavo.backends.native_codes import CodeArrays, keeps_codes
 from octavo.backends.native_program import StepLimits
 from octavo.backends.native_records import MatrixSpec
 from octavo.backends.operand_types import OPERANDS
+from octavo.core.errors import InvalidInput
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 from octavo.weights.names import open_weights
@@ -103,6 +104,15 @@ def test_scales_beyond_float16_are_not_kept() -> None:
     assert not keeps_codes("w4g32", codes)
     codes.scales[1, 1], codes.offsets[1, 1] = 1, 70000
     assert not keeps_codes("w4g32", codes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "group"), [("w4g32", -1), ("w4g32", 65), ("w4g32", 1 << 62), ("bf16", 0), ("fp32", 0)]
+)
+def test_groups_that_the_library_cannot_have_are_refused(kind: str, group: int) -> None:
+    codes, tables = np.zeros((2, 64), np.int8), np.zeros((2, 64), np.float32)
+    with pytest.raises(InvalidInput):
+        NativeEngine("", 1)._add_codes(MatrixSpec("a", kind), CodeArrays(codes, tables, tables, group))
 
 
 # ---- checkpoints
