@@ -168,6 +168,8 @@ typedef struct octavo_step {
 
 /* Runs a step. Nothing has been written when it returns a negative number. */
 OCTAVO_API int32_t octavo_run(octavo_program* program, const octavo_step* step);
+/* The same, slower: all threads meet around each record, and seconds[num_ops] gets what each record took. */
+OCTAVO_API int32_t octavo_run_timed(octavo_program* program, const octavo_step* step, double* seconds);
 /* The logits of the last step, [logit_rows, stride]: valid until the next one. */
 OCTAVO_API const float* octavo_logits(const octavo_program* program, int64_t* stride);
 /* Draws from any rows [rows, stride] by the same code as octavo_run, on the pool. */
@@ -175,6 +177,13 @@ OCTAVO_API int32_t octavo_sample(octavo_engine* engine, const float* logits, int
                                  int64_t vocab_size, const octavo_sampling* sampling, int32_t samples, int32_t* sampled);
 /* Calls of the arena's system allocator so far in this process: a step must not raise it. */
 OCTAVO_API int64_t octavo_allocations(void);
+
+/* ---- what the machine gives, for benchmarks: medians of `rounds` on `threads` threads of the pool; negative: failed.
+ * bytes a second of reading `bytes` (each thread its part); operations a second of the dots that the engine's kernels are
+ * made of (0 int8, 1 bf16, 2 fp32; `repeats` of twelve; 0: unknown for this table); seconds of one barrier (one thread: 0). */
+OCTAVO_API double octavo_measure_read(octavo_engine* engine, int32_t threads, int64_t bytes, int32_t rounds);
+OCTAVO_API double octavo_measure_dots(octavo_engine* engine, int32_t threads, int32_t kind, int64_t repeats, int32_t rounds);
+OCTAVO_API double octavo_measure_barrier(octavo_engine* engine, int32_t threads, int64_t repeats, int32_t rounds);
 
 #ifdef __cplusplus
 }

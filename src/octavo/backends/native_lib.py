@@ -127,9 +127,13 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_program_bytes": (_I64, (_P,)),
     "octavo_program_barriers": (_I32, (_P, _I32, _I32)),
     "octavo_run": (_I32, (_P, c.POINTER(Step))),
+    "octavo_run_timed": (_I32, (_P, c.POINTER(Step), _P)),
     "octavo_logits": (_P, (_P, c.POINTER(_I64))),
     "octavo_sample": (_I32, (_P, _P, _I64, _I64, _I64, c.POINTER(Sampling), _I32, _P)),
     "octavo_allocations": (_I64, ()),
+    "octavo_measure_read": (_F64, (_P, _I32, _I64, _I32)),
+    "octavo_measure_dots": (_F64, (_P, _I32, _I32, _I64, _I32)),
+    "octavo_measure_barrier": (_F64, (_P, _I32, _I64, _I32)),
 }
 
 
