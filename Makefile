@@ -26,7 +26,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean
+.PHONY: bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -68,6 +68,13 @@ test-rest: $(VENV)/.installed-dev ## all other tests
 
 soak: $(VENV)/.installed-dev ## 16 streaming clients on the real model for two minutes
 	@$(BIN)/python benchmarks/soak.py
+
+# a few minutes on a quiet machine; benchmarks/peers.py says how to name the peers
+bench-cpu: $(VENV)/.installed $(VENV)/.native ## the CPU engine against its bars, and against the peers that are named
+	@$(BIN)/python benchmarks/bench_cpu.py $(ARGS)
+
+bench-cpu-full: $(VENV)/.installed $(VENV)/.native ## the same with every format and the larger shapes
+	@$(BIN)/python benchmarks/bench_cpu.py --full $(ARGS)
 
 native: $(VENV)/.cmake ## build the native library again where its sources changed
 	@$(NATIVE_BUILD) && touch $(VENV)/.native

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define OCTAVO_API __attribute__((visibility("default")))
-#define OCTAVO_ABI_VERSION 1
+#define OCTAVO_ABI_VERSION 2
 #define OCTAVO_NONE (-1) /* no buffer, no weight, no slot */
 
 #ifdef __cplusplus
@@ -44,9 +44,11 @@ typedef struct octavo_matrix {
   int64_t n, k;        /* outputs (of one half), inputs */
   const float* data;   /* [n, k] row-major; null when codes are given */
   const float* up;
-  const uint8_t* codes; /* [n, k] stored codes of a group format, which go in without loss: w = scale * code + offset */
-  const float* scale;   /* [n, k / group] */
-  const float* offset;  /* [n, k / group] */
+  /* or stored codes, as if data were scale * code + offset; a pair has the rows of both halves in one, [2 n, k] */
+  const int8_t* codes; /* [n, k]: -128..127, or 0..15 where they go in as they are and the format has 4 bits */
+  const float* scale;  /* [n, ceil(k / group)], and so is offset, which may be null */
+  const float* offset;
+  int64_t group; /* inputs that share a scale: the values are rounded anew; 0: the format's own, codes go in without loss */
 } octavo_matrix;
 
 /* Both return the weight's number. Packing runs on the thread pool; the data is not kept. */
@@ -166,6 +168,8 @@ typedef struct octavo_step {
 
 /* Runs a step. Nothing has been written when it returns a negative number. */
 OCTAVO_API int32_t octavo_run(octavo_program* program, const octavo_step* step);
+/* The same, slower: all threads meet around each record, and seconds[num_ops] gets what each record took. */
+OCTAVO_API int32_t octavo_run_timed(octavo_program* program, const octavo_step* step, double* seconds);
 /* The logits of the last step, [logit_rows, stride]: valid until the next one. */
 OCTAVO_API const float* octavo_logits(const octavo_program* program, int64_t* stride);
 /* Draws from any rows [rows, stride] by the same code as octavo_run, on the pool. */
@@ -173,6 +177,13 @@ OCTAVO_API int32_t octavo_sample(octavo_engine* engine, const float* logits, int
                                  int64_t vocab_size, const octavo_sampling* sampling, int32_t samples, int32_t* sampled);
 /* Calls of the arena's system allocator so far in this process: a step must not raise it. */
 OCTAVO_API int64_t octavo_allocations(void);
+
+/* ---- what the machine gives, for benchmarks: medians of `rounds` on `threads` threads of the pool; negative: failed.
+ * bytes a second of reading `bytes` (each thread its part); operations a second of the dots that the engine's kernels are
+ * made of (0 int8, 1 bf16, 2 fp32; `repeats` of twelve; 0: unknown for this table); seconds of one barrier (one thread: 0). */
+OCTAVO_API double octavo_measure_read(octavo_engine* engine, int32_t threads, int64_t bytes, int32_t rounds);
+OCTAVO_API double octavo_measure_dots(octavo_engine* engine, int32_t threads, int32_t kind, int64_t repeats, int32_t rounds);
+OCTAVO_API double octavo_measure_barrier(octavo_engine* engine, int32_t threads, int64_t repeats, int32_t rounds);
 
 #ifdef __cplusplus
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "dispatch.h"
+#include "measure.h"
 #include "pool.h"
 #include "program.h"
 
@@ -23,7 +24,7 @@ struct octavo_program {
 
 namespace {
 
-constexpr const char* kKernelVersion = "1";
+constexpr const char* kKernelVersion = "2";
 
 std::string& last_error() {
   static thread_local std::string text;
@@ -220,7 +221,34 @@ int32_t octavo_run(octavo_program* program, const octavo_step* step) {
   return guarded<int32_t>(-1, [&] { return program->program.run(*step, &last_error()) ? 0 : -1; });
 }
 
+int32_t octavo_run_timed(octavo_program* program, const octavo_step* step, double* seconds) {
+  return guarded<int32_t>(-1, [&] { return program->program.run(*step, &last_error(), seconds) ? 0 : -1; });
+}
+
 const float* octavo_logits(const octavo_program* program, int64_t* stride) { return program->program.logits(stride); }
+
+double octavo_measure_read(octavo_engine* engine, int32_t threads, int64_t bytes, int32_t rounds) {
+  return guarded<double>(-1, [&]() -> double {
+    if (threads < 1 || threads > Pool::kMaxThreads || bytes < 1 || rounds < 1) return fail("measure: a count is out of range");
+    return measure_read(*engine->engine.kernels, threads, bytes, rounds);
+  });
+}
+
+double octavo_measure_dots(octavo_engine* engine, int32_t threads, int32_t kind, int64_t repeats, int32_t rounds) {
+  return guarded<double>(-1, [&]() -> double {
+    const bool sized = threads >= 1 && threads <= Pool::kMaxThreads && repeats >= 1 && rounds >= 1;
+    if (!sized || kind < 0 || kind >= kDotKinds) return fail("measure: a count or kind is out of range");
+    return measure_dots(*engine->engine.kernels, threads, kind, repeats, rounds);
+  });
+}
+
+double octavo_measure_barrier(octavo_engine* engine, int32_t threads, int64_t repeats, int32_t rounds) {
+  return guarded<double>(-1, [&]() -> double {
+    (void)engine;
+    if (threads < 1 || threads > Pool::kMaxThreads || repeats < 1 || rounds < 1) return fail("measure: a count is out of range");
+    return measure_barrier(threads, repeats, rounds);
+  });
+}
 
 int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride, int64_t vocab_size,
                       const octavo_sampling* sampling, int32_t samples, int32_t* sampled) {

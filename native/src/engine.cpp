@@ -2,6 +2,9 @@
 
 #include <string.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "pool.h"
 
 namespace octavo {
@@ -15,15 +18,44 @@ struct PackJob {
   const octavo_matrix* given;
   uint8_t* target;
   int threads;
+  std::vector<float> values;  // [threads, 64, k] where codes are rounded anew
 };
+
+// scale * code + offset of rows [row, row + rows)
+void dequantize(const octavo_matrix& m, int64_t row, int64_t rows, float* out) {
+  const int64_t groups = (m.k + m.group - 1) / m.group;
+  for (int64_t r = row; r < row + rows; r++, out += m.k) {
+    for (int64_t g = 0; g < groups; g++) {
+      const float scale = m.scale[r * groups + g], offset = m.offset != nullptr ? m.offset[r * groups + g] : -0.0f;
+      const int64_t end = std::min(m.k, (g + 1) * m.group);
+      for (int64_t i = g * m.group; i < end; i++) out[i] = scale * static_cast<float>(m.codes[r * m.k + i]) + offset;
+    }
+  }
+}
+
+// A panel is packed as a matrix of its own rows, whose values fit the cache.
+void pack_anew(const PackJob& job, int64_t panel, float* values) {
+  const octavo_matrix& m = *job.given;
+  const int64_t width = m.interleaved ? 32 : 64, row = panel * width, rows = std::min(width, m.n - row);
+  float* up = values + rows * m.k;
+  Mat part = *job.mat;
+  part.n = m.interleaved ? 2 * rows : rows;
+  part.panels = 1;
+  dequantize(m, row, rows, values);
+  if (m.interleaved) dequantize(m, m.n + row, rows, up);
+  job.kernels->pack(&part, job.target + panel * job.mat->panel_bytes, 0, 1, values, up);
+}
 
 // Each thread packs the panels that it will mostly read: first touch places them near it.
 void pack_part(void* argument, int thread) {
-  const auto& job = *static_cast<PackJob*>(argument);
+  auto& job = *static_cast<PackJob*>(argument);
   const int64_t begin = job.mat->panels * thread / job.threads, end = job.mat->panels * (thread + 1) / job.threads;
   const octavo_matrix& m = *job.given;
-  if (m.codes != nullptr) {
-    job.kernels->pack_codes(job.mat, job.target, begin, end, m.codes, m.scale, m.offset);
+  if (m.codes != nullptr && m.group != 0) {
+    float* values = job.values.data() + static_cast<size_t>(thread) * 64 * static_cast<size_t>(m.k);
+    for (int64_t panel = begin; panel < end; panel++) pack_anew(job, panel, values);
+  } else if (m.codes != nullptr) {
+    job.kernels->pack_codes(job.mat, job.target, begin, end, reinterpret_cast<const uint8_t*>(m.codes), m.scale, m.offset);
   } else {
     job.kernels->pack(job.mat, job.target, begin, end, m.data, m.up);
   }
@@ -51,14 +83,19 @@ int64_t Engine::add_matrix(const octavo_matrix& given, std::string* error) {
   Mat mat;
   int64_t bytes;
   if (!layout(given, &mat, &bytes, error)) return -1;
-  const bool codes = given.codes != nullptr && given.scale != nullptr && given.offset != nullptr && !given.interleaved;
-  if (!codes && (given.data == nullptr || (given.interleaved && given.up == nullptr))) {
+  const bool codes = given.codes != nullptr && given.scale != nullptr && given.group >= 0 && given.group <= given.k;
+  if (codes && given.group == 0 && (given.format == FMT_FP32 || given.format == FMT_BF16)) {
+    *error = "matrix: the format has no codes";
+    return -1;
+  }
+  if (given.codes != nullptr ? !codes : (given.data == nullptr || (given.interleaved && given.up == nullptr))) {
     *error = "matrix: neither values nor codes were given";
     return -1;
   }
   uint8_t* target = memory.take(bytes);
   mat.base = target;
-  PackJob job{kernels, &mat, &given, target, threads};
+  PackJob job{kernels, &mat, &given, target, threads, {}};
+  if (codes && given.group > 0) job.values.resize(static_cast<size_t>(threads) * 64 * static_cast<size_t>(given.k));
   Pool::shared().run(threads, pack_part, &job);
   weights.push_back({true, mat, nullptr, given.n, given.k});
   return static_cast<int64_t>(weights.size()) - 1;

@@ -134,6 +134,10 @@ struct Kernels {
   // ---- attention in parts
   int64_t (*attn_partial)(int32_t dim);            // floats of one (row, head, chunk)
   void (*attention_merge)(const AttnItem* item);   // partial -> out, once the items of all chunks that its rows see have run
+
+  // ---- what benchmarks are read against (measure.inc)
+  void (*read_bytes)(const uint8_t* p, int64_t bytes);  // bytes: a multiple of 256
+  double (*dots)(int32_t kind, int64_t repeats);        // operations done; 0 int8, 1 bf16, 2 fp32; 0: unknown
 };
 
 extern "C" const Kernels* octavo_kernels_generic();

@@ -71,7 +71,7 @@ class Program {
   Program(Engine* engine, Pages* pages) : engine_(engine), pages_(pages), kernels_(engine->kernels) {}
 
   bool open(const octavo_program_spec& spec, std::string* error);
-  bool run(const octavo_step& step, std::string* error);
+  bool run(const octavo_step& step, std::string* error, double* op_seconds = nullptr);
   const float* logits(int64_t* stride) const;
   int64_t bytes() const { return memory_.used(); }
   int barriers(int64_t tokens, int64_t logit_rows) const;
@@ -110,6 +110,7 @@ class Program {
   static void thread_main(void* program, int thread);
   void walk(int thread);
   void execute(const Op& op, int thread);
+  void execute_timed(size_t index, int thread);
   void turn_tables(int thread);
   void embed(const Op& op, int thread);
   void norm(const Op& op, int thread);
@@ -178,6 +179,7 @@ class Program {
 
   // of the running step
   const octavo_step* step_ = nullptr;
+  double* op_seconds_ = nullptr;  // null: records are not timed
   std::vector<float*> base_;
   std::vector<int64_t> stride_;
   std::vector<Item> items_;

@@ -1,6 +1,7 @@
 // What the threads do in a step, except for products: rows, positions, pages, attention, and the draw at the end.
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include <algorithm>
 
@@ -16,6 +17,10 @@ void Program::walk(int thread) {
   const std::vector<uint8_t>& meet = barriers_[plan_number(mode_t_, mode_r_, decode_)];
   turn_tables(thread);
   for (size_t i = 0; i < ops_.size(); i++) {
+    if (op_seconds_ != nullptr) {
+      execute_timed(i, thread);
+      continue;
+    }
     if (meet[i]) pool.barrier();
     execute(ops_[i], thread);
   }
@@ -23,6 +28,18 @@ void Program::walk(int thread) {
   pool.barrier();
   give_hidden(thread);
   sample(thread);
+}
+
+void Program::execute_timed(size_t index, int thread) {
+  Pool& pool = Pool::shared();
+  timespec begin{}, end{};
+  pool.barrier();
+  if (thread == 0) clock_gettime(CLOCK_MONOTONIC, &begin);
+  execute(ops_[index], thread);
+  pool.barrier();
+  if (thread != 0) return;
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  op_seconds_[index] = static_cast<double>(end.tv_sec - begin.tv_sec) + 1e-9 * static_cast<double>(end.tv_nsec - begin.tv_nsec);
 }
 
 void Program::execute(const Op& op, int thread) {

@@ -125,9 +125,10 @@ void Program::share_items() {
   item_share_[static_cast<size_t>(engine_->threads)] = num_items_;
 }
 
-bool Program::run(const octavo_step& step, std::string* error) {
+bool Program::run(const octavo_step& step, std::string* error, double* op_seconds) {
   if (!check_step(step, error)) return false;
   bind(step);
+  op_seconds_ = op_seconds;
   Pool::shared().run(engine_->threads, thread_main, this);
   return true;
 }

@@ -30,6 +30,16 @@ FORBIDDEN = {
     "neon_dotprod": ARM_MATRIX,
     "neon_i8mm": None,
 }
+# the products that a table exists for
+DOTS_OF = {
+    "avx2": ("vpmaddubsw", "vfmadd"),
+    "avx2_vnni": ("{vex} vpdpbusd", "vfmadd"),
+    "avx512": ("vpmaddubsw", "vfmadd"),
+    "avx512_vnni_bf16": ("vpdpbusd", "vdpbf16ps"),
+    "amx": ("tdpbsud", "tdpbf16ps", "vpdpbusd", "vdpbf16ps"),
+    "neon_dotprod": ("sdot",),
+    "neon_i8mm": ("usdot", "bfdot"),
+}
 
 
 def printed(*command: str) -> str:
@@ -66,6 +76,8 @@ def test_a_table_uses_its_own_instructions_alone(table: str) -> None:
     code = [line for path in paths for line in printed("objdump", "-d", "--no-show-raw-insn", str(path)).splitlines()]
     found = [line for line in code if pattern and "\t" in line and re.search(pattern, line.split("\t", 1)[1])]
     assert not found, found[:3]
+    missing = [dot for dot in DOTS_OF.get(table, ()) if paths and not any(dot in line for line in code)]
+    assert not missing
     assert code or table not in (*tables(), "runtime")
 
 

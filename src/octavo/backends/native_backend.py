@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from octavo.backends import native_lib as lib
 from octavo.backends import numpy_sampling
 from octavo.backends.capture import capture
+from octavo.backends.native_codes import CodeArrays, StoredCodes, code_arrays
 from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
 from octavo.backends.native_lower import lower
 from octavo.backends.native_pages import NativeKVPool, PageTables, page_bytes
@@ -33,6 +34,7 @@ __all__ = ["NativeBackend", "NativeModel"]
 ROW_BLOCK = 256  # rows of operands that a thread keeps (program.h)
 Floats = NDArray[np.float32]
 Read = Callable[[str], Any]  # weight name -> float32 array
+ReadCodes = Callable[[str], StoredCodes | None]  # weight name -> its codes, where it is stored so
 
 
 class NativeEngine:
@@ -51,17 +53,36 @@ class NativeEngine:
         """Packed bytes of a matrix [n, k] (of each half of a pair)."""
         return lib.check(self._lib.octavo_matrix_bytes(self.handle, _matrix(shape, kind, pair)), "format")
 
-    def add(self, spec: WeightSpec, read: Read) -> int:
-        """Pack a weight; its number."""
+    def add(self, spec: WeightSpec, read: Read, codes: ReadCodes | None = None) -> int:
+        """Pack a weight, from its stored codes where it has such; its number."""
         if isinstance(spec, VectorSpec):
             values = _floats(read(spec.name)) if not spec.up else _pair_bias(read(spec.name), read(spec.up))
             return lib.check(self._lib.octavo_add_vector(self.handle, values.ctypes.data, values.size), spec.name)
+        stored = [codes(name) for name in (spec.name, spec.up) if name] if codes is not None else [None]
+        halves = [half for half in stored if half is not None]
+        found = code_arrays(spec.format, halves) if len(halves) == len(stored) else None
+        return self._add_values(spec, read) if found is None else self._add_codes(spec, found)
+
+    def _add_values(self, spec: MatrixSpec, read: Read) -> int:
         first = _floats(read(spec.name))
         second = _floats(read(spec.up)) if spec.up else None
         record = _matrix(first.shape, spec.format, second is not None)
         record.data = first.ctypes.data
         record.up = None if second is None else second.ctypes.data
         return lib.check(self._lib.octavo_add_matrix(self.handle, record), spec.name)
+
+    def _add_codes(self, spec: MatrixSpec, found: CodeArrays) -> int:
+        rows, columns = found.codes.shape
+        record = _matrix((rows // 2 if spec.up else rows, columns), spec.format, bool(spec.up))
+        record.codes, record.scale, record.group = found.codes.ctypes.data, found.scales.ctypes.data, found.group
+        record.offset = None if found.offsets is None else found.offsets.ctypes.data
+        return lib.check(self._lib.octavo_add_matrix(self.handle, record), spec.name)
+
+    def row(self, weight: int, row: int, columns: int) -> Floats:
+        """A row of a packed matrix as the kernels see it, [columns]."""
+        values = np.empty(columns, np.float32)
+        lib.check(self._lib.octavo_read_row(self.handle, weight, row, values.ctypes.data), "row")
+        return values
 
 
 class NativeBackend:
@@ -249,10 +270,18 @@ class NativeModel:
         threads = f"{engine.threads} thread{'s' * (engine.threads > 1)}"
         return f"native: {engine.isa}, {threads}, weights {self.weight_format}, keys and values {self.kv_dtype}"
 
-    def load(self, read: Read) -> None:
-        """Pack every weight; `read` gives one by its checkpoint name, prepared."""
+    def load(self, read: Read, codes: ReadCodes | None = None) -> None:
+        """Pack every weight; `read` gives one by its checkpoint name, prepared, `codes` how a matrix is stored."""
         for spec in self.lowered.weights():
-            self._weights[spec] = self.backend.engine.add(spec, read)
+            self._weights[spec] = self.backend.engine.add(spec, read, codes)
+
+    def packed_row(self, name: str, row: int) -> Floats:
+        """A row of a matrix as the kernels see it, [K]; of a pair, `name` is that of its half."""
+        for spec, weight in self._weights.items():
+            if isinstance(spec, MatrixSpec) and name in (spec.name, spec.up):
+                rows, columns = self.shapes[name]
+                return self.backend.engine.row(weight, row + (rows if name == spec.up else 0), columns)
+        raise InvalidInput("weight", name, "is no matrix of this model")
 
     def open(self, pool: NativeKVPool, limits: StepLimits) -> NativeProgram:
         """Make room for steps up to `limits` over a pool, once: steps allocate nothing."""

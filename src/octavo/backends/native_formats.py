@@ -10,13 +10,14 @@ from octavo.core.errors import InvalidInput
 # What the output matrix (and a tied embedding) gets: it decides the ranks of tokens, so it keeps 8 bits.
 _HEAD = {"w8pc": "w8g64"} | {f"w4g{size}": "w8g64" for size in (32, 64, 128)}
 _HEAD |= {f"w4a16g{size}": "bf16" for size in (32, 64, 128)}
-AUTO = "bf16"  # exact for checkpoints in bf16; measured formats replace it by instruction set and memory
+# What `auto` takes for every instruction set, in this order, as memory allows: bf16 is exact for checkpoints in bf16
+AUTO_FORMATS = ("bf16", "w8g64", "w4g32")
 
 
 def resolve_format(wanted: str) -> str:
-    """The format that `auto` or a name stands for. Raises InvalidInput for an unknown one."""
+    """The format that a name stands for; `auto` here is for memory enough. Raises InvalidInput for an unknown one."""
     if wanted == "auto":
-        return AUTO
+        return AUTO_FORMATS[0]
     if wanted not in FORMATS:
         raise InvalidInput("format", wanted, f"the native backend has auto, {', '.join(FORMATS)}")
     return wanted

@@ -14,7 +14,7 @@ from octavo.core.errors import InvalidInput
 
 __all__ = ["FORMATS", "KV_TYPES", "BackendUnavailable", "library", "library_path"]
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 NONE = -1
 ROWS_T, ROWS_R = 0, 1
 EPI_STORE, EPI_ADD, EPI_SILU_MUL, EPI_GELU_MUL = range(4)
@@ -41,7 +41,7 @@ class Matrix(c.Structure):
 
     _fields_ = (
         *(("format", _I32), ("interleaved", _I32), ("n", _I64), ("k", _I64), ("data", _P), ("up", _P)),
-        *(("codes", _P), ("scale", _P), ("offset", _P)),
+        *(("codes", _P), ("scale", _P), ("offset", _P), ("group", _I64)),
     )
 
 
@@ -127,9 +127,13 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_program_bytes": (_I64, (_P,)),
     "octavo_program_barriers": (_I32, (_P, _I32, _I32)),
     "octavo_run": (_I32, (_P, c.POINTER(Step))),
+    "octavo_run_timed": (_I32, (_P, c.POINTER(Step), _P)),
     "octavo_logits": (_P, (_P, c.POINTER(_I64))),
     "octavo_sample": (_I32, (_P, _P, _I64, _I64, _I64, c.POINTER(Sampling), _I32, _P)),
     "octavo_allocations": (_I64, ()),
+    "octavo_measure_read": (_F64, (_P, _I32, _I64, _I32)),
+    "octavo_measure_dots": (_F64, (_P, _I32, _I32, _I64, _I32)),
+    "octavo_measure_barrier": (_F64, (_P, _I32, _I64, _I32)),
 }
 
 

@@ -55,6 +55,7 @@ class NativeProgram:
             raise InvalidInput("program", vocab_size, self._lib.octavo_error().decode())
         self._engine = engine  # outlives the program, as does the pool that owns it
         lib.close_with(self, self._lib.octavo_program_close, self.handle)
+        self._num_ops = len(lowered.ops)
         self._step = lib.Step(size=ctypes.sizeof(lib.Step))
         self._sampling = (lib.Sampling * limits.max_sequences)()
         self._sampled = np.empty(limits.max_sequences, np.int32)
@@ -68,25 +69,37 @@ class NativeProgram:
         """How often the threads meet between the records of a step in which every sequence has one token."""
         return int(self._lib.octavo_program_barriers(self.handle, tokens, logit_rows))
 
+    def time_ops(self, batch: ForwardBatch) -> NDArray[np.float64]:
+        """Seconds of each record of a step that draws nothing. Threads meet around each: the sum is above a step's."""
+        seconds = np.zeros(self._num_ops)
+        self._fill(batch)
+        lib.check(self._lib.octavo_run_timed(self.handle, self._step, seconds.ctypes.data), "step")
+        return seconds
+
     def run(self, batch: ForwardBatch, rows: Sequence[SamplingRow] = ()) -> tuple[Floats, list[int]]:
         """Logits [R, V], valid until the next step, and the ids drawn for `rows` (row i of the logits each; -1: none).
 
         Raises InvalidInput for a step outside the limits or with indices outside their arrays.
         """
+        step = self._step
+        self._fill(batch)
+        step.samples = len(rows)
+        if rows:
+            fill_sampling(self._sampling, rows)
+            step.sampling, step.sampled = ctypes.addressof(self._sampling), self._sampled.ctypes.data
+        lib.check(self._lib.octavo_run(self.handle, step), "step")
+        return self._logits(step.logit_rows), self._sampled[: len(rows)].tolist()
+
+    def _fill(self, batch: ForwardBatch) -> None:
         step, table = self._step, batch.page_table
         step.tokens, step.sequences = len(batch.token_ids), len(batch.seq_lens)
-        step.logit_rows, step.samples = len(batch.logit_rows), len(rows)
+        step.logit_rows, step.samples = len(batch.logit_rows), 0
         _, step.table_rows, step.table_width = table.shape
         step.token_ids, step.positions = batch.token_ids.ctypes.data, batch.positions.ctypes.data
         step.starts, step.rows = batch.cu_seqlens_q.ctypes.data, batch.logit_rows.ctypes.data
         step.table_row, step.page_table = batch.cache["table_row"].ctypes.data, table.ctypes.data
         silent = batch.cache.get("no_write")
         step.no_write = None if silent is None else silent.ctypes.data
-        if rows:
-            fill_sampling(self._sampling, rows)
-            step.sampling, step.sampled = ctypes.addressof(self._sampling), self._sampled.ctypes.data
-        lib.check(self._lib.octavo_run(self.handle, step), "step")
-        return self._logits(step.logit_rows), self._sampled[: len(rows)].tolist()
 
     def _logits(self, rows: int) -> Floats:
         if not rows:

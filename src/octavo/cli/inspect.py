@@ -14,6 +14,7 @@ from octavo.backends.native_formats import FormatPlan
 from octavo.backends.operand_types import OPERANDS, packed_bytes
 from octavo.core.errors import InvalidInput
 from octavo.engine.config import EngineConfig
+from octavo.engine.formats import resolve_auto
 from octavo.engine.loader import load_parts
 from octavo.engine.memory import available_memory, show_size
 from octavo.models.config import ModelConfig
@@ -42,8 +43,8 @@ def run_inspect(model: str, weight_format: str, as_json: bool, cache_dir: str) -
     """Print every matrix of a model. Raises ``InvalidInput`` for an unknown model or format."""
     from octavo.weights.names import open_weights
 
-    plan = FormatPlan(weight_format)
     with open_weights(_path(model, cache_dir)) as source:
+        plan = FormatPlan(_resolved(weight_format, source))
         uses = list(matrix_uses(source, plan))
     if as_json:
         print(json.dumps({"format": plan.describe(), "matrices": [asdict(use) for use in uses]}, indent=2))
@@ -63,6 +64,16 @@ def run_inspect(model: str, weight_format: str, as_json: bool, cache_dir: str) -
     stored = sum({use.name: use.stored_bytes for use in uses}.values())  # a tied matrix counts once
     read = sum(use.bytes_per_token for use in uses)
     print(f"\nstored {show_size(stored)}; a token alone in its step reads {show_size(read)} as {plan.describe()}")
+
+
+def _resolved(weight_format: str, source: Any) -> str:
+    """The format, with `auto` as an engine with the default share of memory would take it."""
+    if weight_format != "auto":
+        return weight_format
+    available = available_memory()
+    budget = None if available is None else int(available * EngineConfig.memory_fraction)
+    kind, _ = resolve_auto(source.own_format(), build_model(ModelConfig.from_dict(source.config)), budget)
+    return kind
 
 
 def _width(uses: list[MatrixUse]) -> int:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from octavo import __version__
+from octavo.cli.bench import bench_app
 from octavo.cli.errors import Refused
 from octavo.cli.flags import config_flags
 from octavo.cli.sampling import SamplingFlags
@@ -34,6 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench_app, name="bench")
 
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=True)]
 CacheDir = Annotated[str, typer.Option(help="Folder of downloaded models; default: the user's cache.")]

@@ -18,6 +18,10 @@ FORMATS = (
     *("auto", "fp32", "bf16", "w8g64", "w8pc", "w4g32", "w4g64", "w4g128"),
     *("w4a16g32", "w4a16g64", "w4a16g128"),
 )
+AUTO_RULE = (
+    "auto: a quantized checkpoint's own, else the first of bf16, w8g64, w4g32 whose weights fit three quarters of the "
+    "memory; numpy and reference run fp32."
+)
 KV_DTYPES = ("auto", "fp32", "bf16", "int8")
 
 
@@ -32,7 +36,7 @@ class EngineConfig:
 
     model: str = _flag("smollm2-135m-instruct", "Known name, hub id, folder, or .gguf file.")
     backend: str = _flag("auto", "Who runs the ops: auto, native, numpy or reference.")
-    format: str = _flag("auto", f"Weight format while running: {', '.join(FORMATS)}. numpy and reference run fp32.")
+    format: str = _flag("auto", f"Weight format while running: {', '.join(FORMATS)}. {AUTO_RULE}")
     kv_dtype: str = _flag("auto", "How keys and values are kept: auto, fp32, bf16 or int8.")
     page_size: int = _flag(16, "Tokens in one KV page.")
     kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")

@@ -7,16 +7,17 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from octavo.backends import create_backend
+from octavo.backends import available_backends, create_backend
 from octavo.core.errors import InvalidInput
 from octavo.core.scheduler import SchedulerConfig
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.fixture import load_fixture
+from octavo.engine.formats import resolve_auto
 from octavo.engine.identity import model_digest
 from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, plan_memory
 from octavo.engine.parts import ModelParts, build_core, check_tensors, page_bytes, parts_from_fixture
@@ -52,6 +53,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     limit_threads(config.threads, say)
     source = _open(config)
     try:
+        config = source.with_format(config, say)
         plan, max_seq_len, running = _plan(config, source)
         say(plan.describe())
         if running:
@@ -75,7 +77,7 @@ def load_parts(config: EngineConfig) -> ModelParts:
     """The model alone, without pages or scheduler."""
     source = _open(config)
     try:
-        return source.load(config)
+        return source.load(source.with_format(config, lambda line: None))
     finally:
         source.close()
 
@@ -129,7 +131,7 @@ def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int, str]:
             "max_seq_len", config.max_seq_len, f"the model's context is {limit} tokens; give at most that"
         )
     max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
-    model, backend = _compiled(config, build_model(model_config))
+    model, backend = source.compiled(config)
     running = model.describe() if hasattr(model, "describe") else ""
     return plan_for(config, model, backend.name, max_seq_len), max_seq_len, running
 
@@ -150,10 +152,21 @@ class _Source(ABC):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
+        self._compiled: dict[EngineConfig, tuple[Any, Any]] = {}
+
+    def compiled(self, config: EngineConfig) -> tuple[Any, Any]:
+        """The model as its backend runs it, and the backend: what was planned is what is loaded."""
+        if config not in self._compiled:
+            self._compiled[config] = _compiled(config, build_model(ModelConfig.from_dict(self.config)))
+        return self._compiled[config]
 
     @abstractmethod
     def load(self, config: EngineConfig) -> ModelParts:
         """The model with its weights on the backend that ``config`` names."""
+
+    def with_format(self, config: EngineConfig, say: Say) -> EngineConfig:
+        """The configuration with the format that `auto` stands for, which is said."""
+        return config
 
     def close(self) -> None:  # noqa: B027 - a fixture holds no file
         """Give the files back."""
@@ -184,16 +197,26 @@ class _FileSource(_Source):
         self.weights = open_weights(path)
         super().__init__(self.weights.config)
 
+    def with_format(self, config: EngineConfig, say: Say) -> EngineConfig:
+        name = available_backends()[-1] if config.backend == "auto" else config.backend
+        if name != "native" or config.format != "auto":
+            return config
+        available = available_memory()
+        budget = None if available is None else int(available * config.memory_fraction)
+        kind, line = resolve_auto(self.weights.own_format(), build_model(ModelConfig.from_dict(self.config)), budget)
+        say(line)
+        return replace(config, format=kind)
+
     def load(self, config: EngineConfig) -> ModelParts:
         model_config = ModelConfig.from_dict(self.config)
-        model, backend = _compiled(config, build_model(model_config))
+        model, backend = self.compiled(config)
         shapes = {name: self.weights.info(name).shape for name in self.weights.names()}
         expected = model.weight_shapes()
         check_tensors(shapes, expected, model_config.tie_word_embeddings)
         handles: dict[str, Any] = {}
         weight_format, weight_bytes = "fp32", 4 * sum(math.prod(shape) for shape in expected.values())
         if hasattr(model, "load"):  # packs one weight after the other: no second copy of the model
-            model.load(lambda name: model.prepare(name, self.weights.read(name)))
+            model.load(lambda name: model.prepare(name, self.weights.read(name)), self.weights.codes)
             weight_format, weight_bytes = model.weight_format, model.weight_bytes()
         else:
             handles = {name: backend.weight(name, model.prepare(name, self.weights.read(name))) for name in expected}

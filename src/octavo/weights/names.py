@@ -178,7 +178,7 @@ class GgufWeights(WeightFile):
         return self._readers[name]()
 
     def codes(self, name: str) -> GroupCodes | None:
-        """Codes, scales and offsets of a matrix where packing them loses nothing (Q4_0, Q4_1), else None."""
+        """Codes, scales and offsets of a matrix that give its values (Q4_0, Q4_1, Q8_0), or None."""
         from octavo.weights.quant.gguf_codes import gguf_codes
 
         info, origin = self.info(name), self._sources[name]
@@ -188,6 +188,10 @@ class GgufWeights(WeightFile):
         return (
             found.reordered(lambda rows: undo_rope_permutation(rows, origin.heads)) if found and origin.heads else found
         )
+
+    def own_format(self) -> str:
+        """The native format of a quantized checkpoint; "": types differ from tensor to tensor."""
+        return ""
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file."""
@@ -222,6 +226,10 @@ class FolderWeights(WeightFile):
         """Codes of a quantized matrix; here there is none."""
         self.info(name)
         return None
+
+    def own_format(self) -> str:
+        """The native format of a quantized checkpoint; "": this one is not."""
+        return ""
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in its file."""

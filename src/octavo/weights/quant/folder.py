@@ -1,4 +1,4 @@
-"""A quantized checkpoint folder as a source of float32 weights, and of codes where packing them loses nothing."""
+"""A quantized checkpoint folder as a source of float32 weights, and of codes where it has such."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.backends.native_codes import keeps_codes
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 from octavo.weights.names import FolderWeights
 from octavo.weights.quant.integer import GroupCodes
 from octavo.weights.quant.layouts import SUFFIXES, StoredMatrix, find_matrices
 from octavo.weights.quant.settings import read_settings
+from octavo.weights.quant.targets import own_format
 from octavo.weights.tensors import CorruptFile, TensorInfo
 
 __all__ = ["QuantizedFolder"]
@@ -73,8 +75,14 @@ class QuantizedFolder(FolderWeights):
         matrix = self._matrix(name)
         return self._files.read(name) if matrix is None else matrix.floats()
 
+    def own_format(self) -> str:
+        """The native format that keeps this checkpoint's codes, or ""."""
+        kind = own_format(self.settings.schemes, self.config)
+        first = self.codes(f"{next(iter(self._matrices))}.weight") if kind and self._matrices else None
+        return kind if first is not None and keeps_codes(kind, first) else ""
+
     def codes(self, name: str) -> GroupCodes | None:
-        """Codes, scales and offsets of a matrix where packing them loses nothing, else None."""
+        """Codes, scales and offsets of a matrix that give its values, or None where it is not stored so."""
         self.info(name)
         matrix = self._matrix(name)
         if matrix is None or not matrix.is_integer:

@@ -19,7 +19,7 @@ _ROWS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class GroupCodes:
-    """What native packing takes without loss: `w[n, k] = scale[n, k // group_size] * code[n, k] + offset[n, ...]`.
+    """What native packing takes: `w[n, k] = scale[n, k // group_size] * code[n, k] + offset[n, ...]`, exactly.
 
     Codes are 0..15 in 4 bits, int8 in 8 bits (then every offset is 0). The last group of a row may be shorter.
     """
@@ -64,10 +64,10 @@ class IntegerWeight:
         return out
 
     def group_codes(self) -> GroupCodes | None:
-        """Codes, scales and offsets for packing, or None where that would change a value.
+        """Codes, scales and offsets that give the same float32 values, or None where there are none.
 
         None: columns of a group that do not lie together (act-order), 8 bits with a zero other than 128, groups of
-        unequal size, scales or offsets that float16 does not hold (groups; a scale for a whole row stays float32).
+        unequal size, 4 bits with scales longer than 16 bits (float16 and bfloat16 are shorter).
         """
         size = self._even_groups()
         if size is None:
@@ -78,20 +78,15 @@ class IntegerWeight:
             codes: NDArray[Any] = (self.codes ^ 128).view(np.int8)
             offsets = np.zeros_like(self.scales)
         else:
+            if np.any(np.ascontiguousarray(self.scales).view(np.uint32) & 0xFF):
+                return None  # 16 bits times 4 are exact, and so is the sum
             codes, offsets = self.codes, -self.scales * self.zeros
-        if self.scales.shape[1] > 1 and not (_is_half(self.scales) and _is_half(offsets)):
-            return None
         return GroupCodes(self.bits, size, codes, self.scales, offsets)
 
     def _even_groups(self) -> int | None:
         """The size of groups that are runs of columns; the last may be shorter."""
         size = int(np.count_nonzero(self.groups == 0))
         return size if size and np.array_equal(self.groups, np.arange(len(self.groups)) // size) else None
-
-
-def _is_half(values: Floats) -> bool:
-    with np.errstate(over="ignore"):
-        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
 
 
 def unpack_words(words: NDArray[Any], bits: int) -> Codes:

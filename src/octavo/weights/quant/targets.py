@@ -1,13 +1,16 @@
-"""The formats that `octavo quantize` writes."""
+"""The formats that `octavo quantize` writes, and those that run what others wrote."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.backends.quantization import QuantConfig
 from octavo.core.errors import InvalidInput
+from octavo.weights.quant.settings import Scheme
 
-__all__ = ["METHODS", "TARGETS", "Target", "find_target"]
+__all__ = ["METHODS", "TARGETS", "Target", "find_target", "own_format"]
 
 METHODS = ("rtn", "gptq", "awq", "smoothquant")
 
@@ -62,3 +65,26 @@ def find_target(name: str) -> Target:
     if name not in TARGETS:
         raise InvalidInput("to", name, f"known formats: {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+def own_format(schemes: Sequence[Scheme], config: Mapping[str, Any]) -> str:
+    """The native format that runs a quantized checkpoint as it is stored, or "" where there is none.
+
+    `octavo_quantization` of the configuration names it; else 4 bits run beside bf16 activations, for which they were
+    made, in the largest group that divides the stored one, 8 bits by row as `w8pc`, by groups of 64s as `w8g64`.
+    """
+    written = config.get("octavo_quantization")
+    if isinstance(written, Mapping) and written.get("format") in TARGETS:
+        return str(written["format"])
+    found = {_scheme_format(scheme) for scheme in schemes}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _scheme_format(scheme: Scheme) -> str:
+    size = scheme.group_size
+    if scheme.kind != "int" or scheme.strategy not in ("group", "channel", "tensor"):
+        return ""
+    if scheme.bits == 8:
+        return "w8g64" if size and size % 64 == 0 else "" if size else "w8pc"
+    fitting = [own for own in (128, 64, 32) if size % own == 0]  # 0, the whole row, is in any groups
+    return f"w4a16g{fitting[0]}" if fitting else ""
