@@ -45,7 +45,7 @@ class FakeDelta:
 
 @dataclass
 class FakeEngine:
-    """See `octavo.serve.port.EnginePort`. `fail_after` and `hold` make it misbehave."""
+    """See `octavo.serve.port.EnginePort`. `fail_after`, `hold` and `hold_after` make it misbehave."""
 
     model_name: str = "fake"
     max_seq_len: int = 512
@@ -54,6 +54,7 @@ class FakeEngine:
     fail_after: int | None = None  # raise after this many tokens
     fail_with: Exception = field(default_factory=lambda: RuntimeError("secret /path/of/engine"))
     hold: bool = False  # generate never comes to its first token
+    hold_after: int | None = None  # nor past this many tokens
     problem: str | None = None
     asked: list[tuple[tuple[int, ...], SamplingParams, str]] = field(default_factory=list)
     live: int = 0
@@ -94,6 +95,8 @@ class FakeEngine:
                 await asyncio.sleep(0)
                 if self.fail_after is not None and delta.num_output_tokens > self.fail_after:
                     raise self.fail_with
+                if self.hold_after is not None and delta.num_output_tokens > self.hold_after:
+                    await asyncio.Event().wait()
                 yield delta
             done = True
         finally:
