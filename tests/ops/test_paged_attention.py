@@ -149,6 +149,17 @@ def test_a_huge_score_does_not_overflow(name: str) -> None:
     assert all(math.isfinite(v) for row in run.pieces(name, [3], 2) for v in row)
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("window", [0, 5])
+def test_scores_far_below_zero_do_not_give_way_to_hidden_lanes(name: str, window: int) -> None:
+    rng = random.Random(10)
+    run = Run(rng, 70, window=window)
+    run.q = [[10.0] * (HEADS * DIM) for _ in range(run.length)]
+    run.k = [[rng.randint(-8, 8) / 32 - 10.0 for _ in row] for row in run.k]  # scores of -205 to -195, exact in float32
+    got, expected = run.pieces(name, [40, 69], 4), naive(run.q, run.k, run.v, window, 0.0, None)
+    assert max(abs(a - b) for x, y in zip(got, expected, strict=True) for a, b in zip(x, y, strict=True)) < 2e-6
+
+
 def test_reference_refuses_what_was_never_written_or_forgotten() -> None:
     backend = create_backend("reference")
     pool = backend.allocate_kv(2, 4, (KVGroup((0, 1), num_kv_heads=1, k_dim=2, v_dim=2),))
