@@ -78,12 +78,22 @@ def test_text_prompts_choices_and_stop_strings() -> None:
     run(body())
 
 
-def test_closing_the_iterator_cancels_and_frees() -> None:
+def test_closing_the_iterator_cancels_and_frees(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         engine = make()
+        step, closed, count = engine.loaded.core.step, threading.Event(), 0
+
+        def waiting(now: float) -> Any:
+            nonlocal count
+            count += 1
+            assert count < 20 or closed.wait(30)  # the answer cannot end before its reader has gone
+            return step(now)
+
+        monkeypatch.setattr(engine.loaded.core, "step", waiting)
         stream = engine.generate([1, 5, 6, 7], LONG, request_id="gone")
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
+        closed.set()
         assert len(tokens(await read(engine, [1, 5], SamplingParams(temperature=0.0, max_tokens=3)))) == 3
         await idle(engine)
         assert engine.loaded.core.metrics.finished["cancelled"] == 1
