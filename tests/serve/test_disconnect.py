@@ -15,6 +15,13 @@ from serve_http import CHAT, HELLO, Client, make_app, send
 LONG = {"messages": [{"role": "user", "content": "long " * 60}]}
 
 
+async def ended(running: asyncio.Future[None]) -> None:
+    """Wait until the application is done. No `wait_for`: what ignores a cancel would hang it."""
+    done, _ = await asyncio.wait({running}, timeout=5)
+    assert done, "the request has not ended"
+    running.result()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("many", [1, 3])
 def test_leaving_before_the_first_token_cancels(stream: bool, many: int) -> None:
@@ -27,7 +34,7 @@ def test_leaving_before_the_first_token_cancels(stream: bool, many: int) -> None
         while engine.live < many:
             await asyncio.sleep(0)
         client.leave()
-        await asyncio.wait_for(running, 5)
+        await ended(running)
         assert (engine.live, engine.cancelled) == (0, many)
 
     asyncio.run(go())
@@ -41,7 +48,7 @@ def test_leaving_in_the_middle_of_a_stream_cancels() -> None:
         running = asyncio.ensure_future(client.run())
         await client.until_sent(5)
         client.leave()
-        await asyncio.wait_for(running, 5)
+        await ended(running)
         assert (engine.live, engine.cancelled) == (0, 1)
         return client.sent
 
@@ -57,7 +64,7 @@ def test_a_client_that_does_not_read_is_cut() -> None:
         running = asyncio.ensure_future(client.run())
         await client.until_sent(3)
         client.block_send = True
-        await asyncio.wait_for(running, 5)
+        await ended(running)
         assert (engine.live, engine.cancelled) == (0, 1)
         return client.sent
 
@@ -71,7 +78,7 @@ def test_places_are_given_back_by_whoever_leaves() -> None:
     async def leave_at_once(stream: bool) -> None:
         client = Client(app, CHAT, {**LONG, "stream": stream})
         client.leave()
-        await asyncio.wait_for(client.run(), 5)
+        await ended(asyncio.ensure_future(client.run()))
         assert engine.live == 0
 
     for stream in (False, True):
