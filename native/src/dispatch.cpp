@@ -95,6 +95,7 @@ void add(std::vector<const Kernels*>* tables, bool supported, const Kernels* (*t
 std::vector<const Kernels*> usable_tables() {
   static const Features f = detect();
   std::vector<const Kernels*> tables;
+  add(&tables, f.amx, octavo_kernels_amx);  // docs/decisions/0007
   add(&tables, f.avx512_vnni_bf16, octavo_kernels_avx512_vnni_bf16);
   add(&tables, f.avx512, octavo_kernels_avx512);
   add(&tables, f.avx2_vnni, octavo_kernels_avx2_vnni);
@@ -103,7 +104,6 @@ std::vector<const Kernels*> usable_tables() {
   add(&tables, f.dotprod, octavo_kernels_neon_dotprod);
   add(&tables, f.neon, octavo_kernels_neon);
   add(&tables, true, octavo_kernels_generic);
-  add(&tables, f.amx, octavo_kernels_amx);  // last: by name only until it has been measured to be better
   return tables;
 }
 
