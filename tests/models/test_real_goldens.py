@@ -43,7 +43,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[Golden, LLM]]:
     """A model and its goldens; one model in memory at a time."""
     golden = read_golden(request.param)
     longest = max(len(prompt["prompt_token_ids"]) for prompt in golden.prompts) + NUM_TOKENS
-    options = {"backend": "numpy", "max_seq_len": longest, "max_running_requests": len(golden.prompts)}
+    options = {"backend": "numpy", "max_seq_len": longest, "max_running_requests": len(golden.prompts), "audit": True}
     yield golden, LLM(MODELS[request.param], say=lambda line: None, **options)
 
 

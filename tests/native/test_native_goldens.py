@@ -22,6 +22,7 @@ def answers(golden: Golden, model: str, kind: str, kv_dtype: str) -> list[list[i
         kv_dtype=kv_dtype,
         max_seq_len=longest,
         max_running_requests=len(golden.prompts),
+        audit=True,
         say=lambda line: None,
     )
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
