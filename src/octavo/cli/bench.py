@@ -43,6 +43,7 @@ def offline(
     from octavo.engine.bench_offline import OfflineBench, standard_workloads
     from octavo.engine.loader import load_engine
 
+    _check_rounds(rounds)
     workloads = standard_workloads(prompt, output, _numbers("streams", streams), _numbers("prefill", prefill), context)
     loaded = load_engine(engine, say=_say)
     card = machine_card(loaded.parts.backend)
@@ -76,6 +77,7 @@ def ops(
     from octavo.engine.bench_ops import OpsBench, require_native, standard_points
     from octavo.engine.loader import load_parts
 
+    _check_rounds(rounds)
     counts = _numbers("rows", rows)
     parts = load_parts(engine)
     require_native(parts.backend)
@@ -111,10 +113,13 @@ def _numbers(field: str, text: str) -> list[int]:
     return values
 
 
-def _rounds(count: int, run: Callable[[bool], None]) -> None:
-    """A warm-up, then `count` rounds."""
+def _check_rounds(count: int) -> None:
     if count < 1:
         raise InvalidInput("rounds", count, "give at least 1")
+
+
+def _rounds(count: int, run: Callable[[bool], None]) -> None:
+    """A warm-up, then `count` rounds."""
     for at in range(count + 1):
         run(at > 0)
 
