@@ -51,8 +51,22 @@ typedef struct octavo_matrix {
   int64_t group; /* inputs that share a scale: the values are rounded anew; 0: the format's own, codes go in without loss */
 } octavo_matrix;
 
-/* Both return the weight's number. Packing runs on the thread pool; the data is not kept. */
+/* A matrix, or a half of a pair, as a file holds it: [n, k] row after row, k whole blocks of the type. */
+typedef struct octavo_stored {
+  int32_t type;   /* GGUF's number: 0 fp32, 1 fp16, 30 bf16, 2 Q4_0, 3 Q4_1, 6 Q5_0, 7 Q5_1, 8 Q8_0, 10..14 Q2_K..Q6_K */
+  int32_t heads;  /* 0, or rows lie as interleaved rope wants them: of the D rows of a head, row 2 i + j is wanted at j D/2 + i */
+  int32_t mapped; /* 1: data lies in a read-only mapping of a file, whose pages are given back once they were read */
+  int32_t reserved;
+  const uint8_t* data;
+  int64_t bytes; /* of data: all rows, and nothing else */
+} octavo_stored;
+
+/* These return the weight's number. Packing runs on the thread pool; the data is not kept. */
 OCTAVO_API int64_t octavo_add_matrix(octavo_engine* engine, const octavo_matrix* matrix);
+/* A matrix [n, k] straight from a file's bytes; two halves are a gate/up pair, [n, k] each. Blocks of Q4_0 and Q4_1 go into
+ * formats with 4 bits in groups of 32 as they are, everything else as its values. */
+OCTAVO_API int64_t octavo_add_stored(octavo_engine* engine, int32_t format, int64_t n, int64_t k, const octavo_stored* halves,
+                                     int32_t count);
 OCTAVO_API int64_t octavo_add_vector(octavo_engine* engine, const float* data, int64_t n);
 /* Bytes that octavo_add_matrix would take (padding included), or negative for an impossible matrix. */
 OCTAVO_API int64_t octavo_matrix_bytes(octavo_engine* engine, const octavo_matrix* matrix);

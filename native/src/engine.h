@@ -29,11 +29,15 @@ struct Engine {
   std::vector<SampleScratch> draws;  // of each thread, for draws outside of a step
   int64_t draw_width = 0;            // the vocabulary that they are made for
 
-  // Both return the weight's number, or -1 with `error` set.
+  // These return the weight's number, or -1 with `error` set (weights.cpp).
   int64_t add_matrix(const octavo_matrix& given, std::string* error);
+  int64_t add_stored(const octavo_matrix& shape, const octavo_stored* halves, int32_t count, std::string* error);
   int64_t add_vector(const float* data, int64_t n, std::string* error);
   void make_draws(int64_t vocab_size);
   bool layout(const octavo_matrix& given, Mat* mat, int64_t* bytes, std::string* error) const;
+
+ private:
+  int64_t pack(Mat* mat, void* job, int64_t outputs);
 };
 
 struct Pages {

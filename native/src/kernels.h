@@ -138,6 +138,12 @@ struct Kernels {
   // ---- what benchmarks are read against (measure.inc)
   void (*read_bytes)(const uint8_t* p, int64_t bytes);  // bytes: a multiple of 256
   double (*dots)(int32_t kind, int64_t repeats);        // operations done; 0 int8, 1 bf16, 2 fp32; 0: unknown
+
+  // ---- weights as files store them (stored.inc); types by GGUF's numbers
+  int64_t (*stored_row_bytes)(int32_t type, int64_t k);  // of a row of k values, or -1: no such type, or no whole blocks
+  void (*stored_decode)(int32_t type, const uint8_t* row, int64_t k0, int64_t k1, float* out);  // values [k0, k1), whole blocks
+  // Q4_0 and Q4_1: codes [k], scale and offset [k / 32]; false where float16 does not hold one
+  bool (*stored_codes)(int32_t type, const uint8_t* row, int64_t k, uint8_t* codes, float* scale, float* offset);
 };
 
 extern "C" const Kernels* octavo_kernels_generic();

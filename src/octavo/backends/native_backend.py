@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from octavo.backends import native_lib as lib
 from octavo.backends import numpy_sampling
 from octavo.backends.capture import capture
-from octavo.backends.native_codes import CodeArrays, StoredCodes, code_arrays
+from octavo.backends.native_codes import CodeArrays, StoredCodes, StoredRows, code_arrays
 from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
 from octavo.backends.native_lower import lower
 from octavo.backends.native_pages import NativeKVPool, PageTables, page_bytes
@@ -35,6 +35,7 @@ ROW_BLOCK = 256  # rows of operands that a thread keeps (program.h)
 Floats = NDArray[np.float32]
 Read = Callable[[str], Any]  # weight name -> float32 array
 ReadCodes = Callable[[str], StoredCodes | None]  # weight name -> its codes, where it is stored so
+InFile = Callable[[str], StoredRows | None]  # weight name -> its bytes, where the library reads them
 
 
 class NativeEngine:
@@ -53,15 +54,29 @@ class NativeEngine:
         """Packed bytes of a matrix [n, k] (of each half of a pair)."""
         return lib.check(self._lib.octavo_matrix_bytes(self.handle, _matrix(shape, kind, pair)), "format")
 
-    def add(self, spec: WeightSpec, read: Read, codes: ReadCodes | None = None) -> int:
-        """Pack a weight, from its stored codes where it has such; its number."""
+    def add(self, spec: WeightSpec, read: Read, codes: ReadCodes | None = None, in_file: InFile | None = None) -> int:
+        """Pack a weight, from its bytes in the file or its stored codes where it has such; its number."""
         if isinstance(spec, VectorSpec):
             values = _floats(read(spec.name)) if not spec.up else _pair_bias(read(spec.name), read(spec.up))
             return lib.check(self._lib.octavo_add_vector(self.handle, values.ctypes.data, values.size), spec.name)
-        stored = [codes(name) for name in (spec.name, spec.up) if name] if codes is not None else [None]
+        names = [name for name in (spec.name, spec.up) if name]
+        rows = [row for row in map(in_file, names) if row is not None] if in_file is not None else []
+        if len(rows) == len(names) and hasattr(self._lib, "octavo_add_stored"):
+            return self._add_stored(spec, rows)
+        stored = [codes(name) for name in names] if codes is not None else [None]
         halves = [half for half in stored if half is not None]
         found = code_arrays(spec.format, halves) if len(halves) == len(stored) else None
         return self._add_values(spec, read) if found is None else self._add_codes(spec, found)
+
+    def _add_stored(self, spec: MatrixSpec, halves: Sequence[StoredRows]) -> int:
+        records = (lib.Stored * len(halves))(
+            *(
+                lib.Stored(half.type, half.heads, half.mapped, 0, half.data.ctypes.data, half.data.size)
+                for half in halves
+            )
+        )
+        size = (lib.FORMATS[spec.format], *halves[0].shape)
+        return lib.check(self._lib.octavo_add_stored(self.handle, *size, records, len(halves)), spec.name)
 
     def _add_values(self, spec: MatrixSpec, read: Read) -> int:
         first = _floats(read(spec.name))
@@ -270,10 +285,11 @@ class NativeModel:
         threads = f"{engine.threads} thread{'s' * (engine.threads > 1)}"
         return f"native: {engine.isa}, {threads}, weights {self.weight_format}, keys and values {self.kv_dtype}"
 
-    def load(self, read: Read, codes: ReadCodes | None = None) -> None:
-        """Pack every weight; `read` gives one by its checkpoint name, prepared, `codes` how a matrix is stored."""
+    def load(self, read: Read, codes: ReadCodes | None = None, in_file: InFile | None = None) -> None:
+        """Pack every weight. `read` gives one by its checkpoint name, prepared; of a matrix, `codes` gives how it is
+        stored and `in_file` its bytes, each where there are such."""
         for spec in self.lowered.weights():
-            self._weights[spec] = self.backend.engine.add(spec, read, codes)
+            self._weights[spec] = self.backend.engine.add(spec, read, codes, in_file)
 
     def packed_row(self, name: str, row: int) -> Floats:
         """A row of a matrix as the kernels see it, [K]; of a pair, `name` is that of its half."""

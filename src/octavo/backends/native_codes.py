@@ -1,4 +1,4 @@
-"""Stored codes of a matrix on their way into packed panels: as they are where the running format keeps them.
+"""Stored matrices on their way into packed panels: their codes as they are where the running format keeps them.
 
 A format keeps codes of its own bits whose groups are whole groups of its own, with scales that it holds exactly:
 float16 for groups, float32 for whole rows. Offsets of 4 bits become float16 too: those of GGUF and of symmetric groups
@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from octavo.backends.operand_types import OPERANDS
 
-__all__ = ["CodeArrays", "StoredCodes", "code_arrays", "keeps_codes"]
+__all__ = ["PACKED_TYPES", "CodeArrays", "StoredCodes", "StoredRows", "code_arrays", "keeps_codes"]
 
 Floats = NDArray[np.float32]
+# GGUF's numbers of the stored types that the library reads: fp32, fp16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K..Q6_K, bf16
+PACKED_TYPES = frozenset((0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 30))
 _NEAR = np.float32(1 / 128)  # of a step: half a unit of float16 in 15 steps
 
 
@@ -36,6 +38,21 @@ class StoredCodes(Protocol):
     def scales(self) -> Floats: ...  # [N, G]
     @property
     def offsets(self) -> Floats: ...  # [N, G]
+
+
+class StoredRows(Protocol):
+    """The bytes of a matrix as a file holds them, which the library reads itself: nothing is copied."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...  # (N, K)
+    @property
+    def type(self) -> int: ...  # GGUF's number
+    @property
+    def heads(self) -> int: ...  # 0, or rows lie as interleaved rope wants them
+    @property
+    def mapped(self) -> bool: ...  # `data` is of a mapped file: its pages may be given back
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
 
 
 @dataclass(frozen=True)

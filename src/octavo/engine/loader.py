@@ -216,7 +216,8 @@ class _FileSource(_Source):
         handles: dict[str, Any] = {}
         weight_format, weight_bytes = "fp32", 4 * sum(math.prod(shape) for shape in expected.values())
         if hasattr(model, "load"):  # packs one weight after the other: no second copy of the model
-            model.load(lambda name: model.prepare(name, self.weights.read(name)), self.weights.codes)
+            read = lambda name: model.prepare(name, self.weights.read(name))  # noqa: E731
+            model.load(read, self.weights.codes, self.weights.in_file)  # `prepare` leaves matrices as they are
             weight_format, weight_bytes = model.weight_format, model.weight_bytes()
         else:
             handles = {name: backend.weight(name, model.prepare(name, self.weights.read(name))) for name in expected}

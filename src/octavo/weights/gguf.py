@@ -41,6 +41,7 @@ _SCALARS = {
     0: ("<B", "B"), 1: ("<b", "b"), 2: ("<H", "H"), 3: ("<h", "h"), 4: ("<I", "I"), 5: ("<i", "i"),
     6: ("<f", "f"), _BOOL: ("<B", "B"), 10: ("<Q", "Q"), 11: ("<q", "q"), 12: ("<d", "d"),
 }  # fmt: skip
+_NUMBERS = {kind.name: number for number, kind in GGUF_TYPES.items()}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -99,12 +100,21 @@ class GgufFile(WeightFile):
 
     def read_slice(self, name: str, index: int) -> NDArray[np.float32]:
         """`read(name)[index]` along the first axis, without decoding the rest."""
+        raw = self.raw_slice(name, index)
+        return dequantize(raw, self._stored[name].kind).reshape(self.info(name).shape[1:])
+
+    def raw_slice(self, name: str, index: int) -> NDArray[np.uint8]:
+        """The bytes of `read_slice`, as a view of the mapping: drop it before `close`."""
         info, stored = self.info(name), self._stored[name]
         if not 0 <= index < info.shape[0] or len(info.shape) < 2:
             raise InvalidInput(f"index into {name}", index, f"the shape is {info.shape}")
         each = stored.length // info.shape[0]
-        raw = self._file.array_at(stored.start + index * each, each)
-        return dequantize(raw, stored.kind).reshape(info.shape[1:])
+        return self._file.array_at(stored.start + index * each, each)
+
+    def type_number(self, name: str) -> int:
+        """GGUF's number of a tensor's type."""
+        self.info(name)
+        return _NUMBERS[self._stored[name].kind.name]
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file."""

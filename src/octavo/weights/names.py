@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.backends.native_codes import PACKED_TYPES
 from octavo.core.errors import InvalidInput
 from octavo.weights.gguf import GgufFile
 from octavo.weights.quant.integer import GroupCodes
 from octavo.weights.safetensors import SafetensorsFile, ShardedSafetensors, open_safetensors
-from octavo.weights.tensors import CorruptFile, TensorInfo, WeightFile
+from octavo.weights.tensors import CorruptFile, FileRows, TensorInfo, WeightFile
 
 __all__ = ["ARCHITECTURES", "FolderWeights", "GgufWeights", "open_weights", "undo_rope_permutation"]
 
@@ -78,6 +79,7 @@ class _Origin:
     name: str
     share: int = 1
     heads: int = 0
+    index: int = 0  # of the slice
 
 
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(\w+)\.(weight|bias)")
@@ -147,7 +149,7 @@ class GgufWeights(WeightFile):
         each = TensorInfo(name, info.shape[1:], info.dtype)
         for expert in range(info.shape[0]):
             self._add(f"{prefix}.{expert}.{projection}.weight", each, self._slice(name, expert))
-            self._sources[f"{prefix}.{expert}.{projection}.weight"] = _Origin(name, info.shape[0])
+            self._sources[f"{prefix}.{expert}.{projection}.weight"] = _Origin(name, info.shape[0], index=expert)
 
     def _add(self, name: str, stored: TensorInfo, reader: Callable[[], Values]) -> None:
         self._infos[name] = TensorInfo(name, stored.shape, stored.dtype)
@@ -181,13 +183,21 @@ class GgufWeights(WeightFile):
         """Codes, scales and offsets of a matrix that give its values (Q4_0, Q4_1, Q8_0), or None."""
         from octavo.weights.quant.gguf_codes import gguf_codes
 
+        info, heads = self.info(name), self._sources[name].heads
+        found = gguf_codes(self._raw(name), info) if len(info.shape) == 2 else None
+        return found.reordered(lambda rows: undo_rope_permutation(rows, heads)) if found and heads else found
+
+    def in_file(self, name: str) -> FileRows | None:
+        """A matrix as it lies in the file; None for a type that native packing does not read."""
         info, origin = self.info(name), self._sources[name]
-        if origin.share > 1 or len(info.shape) != 2:
+        number = self._file.type_number(origin.name)
+        if len(info.shape) != 2 or number not in PACKED_TYPES:
             return None
-        found = gguf_codes(self._file.raw(origin.name), info)
-        return (
-            found.reordered(lambda rows: undo_rope_permutation(rows, origin.heads)) if found and origin.heads else found
-        )
+        return FileRows(info.shape, number, self._raw(name), origin.heads)
+
+    def _raw(self, name: str) -> NDArray[np.uint8]:
+        origin = self._sources[name]
+        return self._file.raw_slice(origin.name, origin.index) if origin.share > 1 else self._file.raw(origin.name)
 
     def own_format(self) -> str:
         """The native format of a quantized checkpoint; "": types differ from tensor to tensor."""
@@ -226,6 +236,11 @@ class FolderWeights(WeightFile):
         """Codes of a quantized matrix; here there is none."""
         self.info(name)
         return None
+
+    def in_file(self, name: str) -> FileRows | None:
+        """A matrix as it lies in its file; None for a type that native packing does not read."""
+        self.info(name)
+        return self._files.in_file(name)
 
     def own_format(self) -> str:
         """The native format of a quantized checkpoint; "": this one is not."""

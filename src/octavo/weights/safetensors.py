@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import InvalidInput
 from octavo.weights.jsonfile import parse_json, read_json
-from octavo.weights.tensors import CorruptFile, MappedFile, TensorInfo, WeightFile
+from octavo.weights.tensors import CorruptFile, FileRows, MappedFile, TensorInfo, WeightFile
 
 __all__ = ["SafetensorsFile", "ShardedSafetensors", "open_safetensors", "write_safetensors"]
 
@@ -35,6 +35,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": _BITS16, "U8": np.dtype("u1"),
     "BOOL": np.dtype("u1"), "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
 }  # fmt: skip
+_ROW_TYPES = {"F32": 0, "F16": 1, "BF16": 30}  # stored types that native packing reads, by GGUF's numbers
 _WIDENED = ("BF16", "F8_E4M3", "F8_E5M2")
 
 
@@ -98,6 +99,13 @@ class SafetensorsFile(WeightFile):
             return self.read(name)
         return self._file.array_at(span.start, span.length).view(_DTYPES[info.dtype]).reshape(info.shape).copy()
 
+    def in_file(self, name: str) -> FileRows | None:
+        """A matrix as it lies in the file; None for a type that native packing does not read."""
+        info, span = self.info(name), self._spans[name]
+        if len(info.shape) != 2 or info.dtype not in _ROW_TYPES:
+            return None
+        return FileRows(info.shape, _ROW_TYPES[info.dtype], self._file.array_at(span.start, span.length))
+
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file."""
         self.info(name)
@@ -142,6 +150,11 @@ class ShardedSafetensors(WeightFile):
         """The values as a new array of the stored type; BF16 and FP8, which NumPy lacks, as float32."""
         self.info(name)
         return self._shards[self._home[name]].stored(name)
+
+    def in_file(self, name: str) -> FileRows | None:
+        """A matrix as it lies in its file; None for a type that native packing does not read."""
+        self.info(name)
+        return self._shards[self._home[name]].in_file(name)
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in its file."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from octavo.core.errors import InvalidInput
 
-__all__ = ["CorruptFile", "MappedFile", "TensorInfo", "WeightFile", "WeightSource", "open_regular"]
+__all__ = ["CorruptFile", "FileRows", "MappedFile", "TensorInfo", "WeightFile", "WeightSource", "open_regular"]
 
 
 class CorruptFile(InvalidInput):
@@ -36,6 +36,17 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """A matrix [N, K] as a mapped file holds it, row after row: what native packing reads without a copy."""
+
+    shape: tuple[int, ...]
+    type: int  # GGUF's number of the stored type
+    data: NDArray[np.uint8]  # a view of the mapping: drop it before `close`
+    heads: int = 0  # not 0: the rows of each head lie as interleaved rope wants them
+    mapped: bool = True  # its pages may be given back to the system once they were read
 
 
 @runtime_checkable

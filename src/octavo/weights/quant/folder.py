@@ -17,7 +17,7 @@ from octavo.weights.quant.integer import GroupCodes
 from octavo.weights.quant.layouts import SUFFIXES, StoredMatrix, find_matrices
 from octavo.weights.quant.settings import read_settings
 from octavo.weights.quant.targets import own_format
-from octavo.weights.tensors import CorruptFile, TensorInfo
+from octavo.weights.tensors import CorruptFile, FileRows, TensorInfo
 
 __all__ = ["QuantizedFolder"]
 
@@ -88,6 +88,10 @@ class QuantizedFolder(FolderWeights):
         if matrix is None or not matrix.is_integer:
             return None
         return matrix.integers().group_codes()
+
+    def in_file(self, name: str) -> FileRows | None:
+        """A plain matrix as it lies in its file; None for a quantized one, whose parts lie apart."""
+        return super().in_file(name) if self._matrix(name) is None else None
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file, scales and zeros included."""
