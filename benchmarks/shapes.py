@@ -1,22 +1,29 @@
-"""Models of known shapes with random weights: they say nothing of quality, only of speed."""
+"""Models of known shapes with random weights, at full depth: they say nothing of quality, only of speed.
+
+    python benchmarks/shapes.py     write all of them into the cache, beside the fetched models
+
+A folder has bf16 safetensors drawn from a seed, and a tokenizer of bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from octavo.backends import create_backend
-from octavo.engine.config import EngineConfig
-from octavo.engine.identity import model_digest
-from octavo.engine.loader import LoadedEngine, plan_for, scheduling_for
-from octavo.engine.parts import ModelParts, build_core
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
+from octavo.weights.store import default_cache_dir
 
-__all__ = ["SHAPES", "load_shape"]
+__all__ = ["SHAPES", "shape_folder"]
 
+SEED = 1
 _COMMON = {"rms_norm_eps": 1e-6, "tie_word_embeddings": True, "max_position_embeddings": 32768, "hidden_act": "silu"}
 SHAPES: dict[str, Mapping[str, Any]] = {
     "qwen3-0.6b-shape": {
@@ -32,33 +39,54 @@ SHAPES: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def load_shape(name: str, config: EngineConfig) -> LoadedEngine:
-    """An engine over random weights of a shape, in the format that `config` names."""
-    shape = SHAPES[name]
-    model_config = ModelConfig.from_dict(shape)
-    plain = build_model(model_config)
-    backend = create_backend(config.backend, threads=config.threads)
-    model = backend.compile(plain, format=config.format, kv_dtype=config.kv_dtype)
-    max_seq_len = config.max_seq_len or 8192
-    plan = plan_for(config, model, backend.name, max_seq_len)
-    shapes, rng = plain.weight_shapes(), np.random.default_rng(1)
+def shape_folder(name: str, say: Callable[[str], None], cache: Path | None = None) -> Path:
+    """The folder of a shape, written at the first call."""
+    folder = (cache or default_cache_dir().parent / "shapes") / name
+    if not (folder / "model.safetensors").exists():
+        say(f"{name}: drawing random weights into {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(dict(SHAPES[name]), indent=1), encoding="utf-8")
+        (folder / "tokenizer.json").write_text(json.dumps(_bytes_tokenizer()), encoding="utf-8")
+        _write_weights(folder, build_model(ModelConfig.from_dict(SHAPES[name])).weight_shapes())
+    return folder
 
-    def read(weight: str) -> Any:
-        values = rng.standard_normal(tuple(shapes[weight]), dtype=np.float32)
-        return 1 + 0.02 * values if values.ndim == 1 else 0.02 * values
 
-    model.load(read)
-    digest = model_digest(dict(shape), {"weights": "random"})
-    size = model.weight_bytes()
-    parts = ModelParts(
-        name, model_config, model, backend, {}, None, digest, weight_format=model.weight_format, weight_bytes=size
-    )
-    scheduling = scheduling_for(config, max_seq_len)
-    core = build_core(
-        parts,
-        num_pages=plan.num_pages,
-        page_size=config.page_size,
-        scheduling=scheduling,
-        prefix_cache=config.prefix_cache,
-    )
-    return LoadedEngine(config, parts, plan, core, max_seq_len, model_config.max_position_embeddings)
+def _write_weights(folder: Path, shapes: Mapping[str, Any]) -> None:
+    """One tensor after the other, so that memory holds one. The file gets its name when it is whole."""
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    rng, part = np.random.default_rng(SEED), folder / "model.safetensors.part"
+    with open(part, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in shapes.values():
+            values = rng.standard_normal(math.prod(shape), dtype=np.float32)
+            values = 1 + 0.02 * values if len(shape) == 1 else 0.02 * values
+            file.write((values.view(np.uint32) + np.uint32(0x8000) >> np.uint32(16)).astype("<u2").tobytes())
+    os.replace(part, folder / "model.safetensors")
+
+
+def _bytes_tokenizer() -> dict[str, Any]:
+    """Byte-level BPE without merges: every byte a token, written as the printable characters that stand for bytes."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    letters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + at) for at, byte in enumerate(others)}
+    kind = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": kind,
+        "post_processor": None,
+        "decoder": kind,
+        "model": {"type": "BPE", "vocab": {letters[byte]: byte for byte in range(256)}, "merges": []},
+    }
+
+
+if __name__ == "__main__":
+    for wanted in SHAPES:
+        print(shape_folder(wanted, lambda line: print(line, file=sys.stderr)))

@@ -1,4 +1,4 @@
-"""`octavo bench` on the tiny model: its JSON, what it refuses, how bars are judged. No time is asserted."""
+"""`octavo bench` on the tiny model: its JSON, and what it refuses. No time is asserted."""
 
 from __future__ import annotations
 
@@ -49,16 +49,6 @@ def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return int(end.value.code or 0), captured.out, captured.err
 
     return run
-
-
-@pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The modules of benchmarks/ that judge and call peers."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import bars
-    import peers
-
-    return SimpleNamespace(bars=bars, peers=peers)
 
 
 def check_head(found: dict[str, Any], what: str) -> None:
@@ -178,51 +168,3 @@ def test_a_step_reads_each_matrix_once() -> None:
     names = [name for op in linear for spec in bench_cost.matrices(op) for name in (spec.name, spec.up) if name]
     assert len(names) == len(set(names)) == 7 * model.config.num_layers + 1
     assert 0 < bench_cost.weight_bytes_per_step(model) <= model.weight_bytes()
-
-
-# ---- bars and peers
-
-
-def test_only_measured_rows_count(benchmarks: Any) -> None:
-    bars = benchmarks.bars
-    assert len(bars.ROWS) == len({row.key for row in bars.ROWS}) == 22
-    assert all(0 < row.floor < row.goal for row in bars.ROWS)
-    values = {row.key: bars.Value(None, "no") for row in bars.ROWS}
-    values["near bf16"] = bars.Value(0.94)  # goal
-    values["far bf16"] = bars.Value(0.71)  # floor
-    values["http"] = bars.Value(1.49)  # neither
-    assert bars.verdict(bars.ROWS, values) == [
-        "not measured: 19 of 22 rows, which count as neither met nor missed",
-        "floors met: 2 of 3; goals met: 1 of 3",
-    ]
-
-
-def test_a_ratio_compares_within_one_state_and_the_worst_counts(benchmarks: Any) -> None:
-    bars = benchmarks.bars
-    own = [bars.Sample(30.0, "near"), bars.Sample(50.0, "far"), bars.Sample(900.0, "disturbed")]
-    other = [bars.Sample(20.0, "near"), bars.Sample(40.0, "far"), bars.Sample(1.0, "disturbed")]
-    assert bars.ratio(own, other).value == 1.25
-    assert (
-        bars.ratio(own[:1], other[1:]).value is None and "same undisturbed state" in bars.ratio(own[:1], other[1:]).note
-    )
-    missing = bars.ratio(own, [])
-    assert missing.value is None and missing.note.startswith("peer not measured here")
-    assert bars.share(own).value == 30.0 and bars.share(own, "far").value == 50.0
-    assert bars.share(own[2:]).value is None and bars.share(own[:1], "far").value is None
-
-
-def test_llama_bench_is_run_where_it_is_named(benchmarks: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    peers = benchmarks.peers
-    for name in ("LLAMA_BENCH", "LLAMA_GGUF_BF16", "LLAMA_GGUF_Q8_0", "LLAMA_GGUF_Q4_0"):
-        monkeypatch.delenv(name, raising=False)
-    assert not peers.LlamaBench(2).files
-    binary = tmp_path / "llama-bench"
-    tests = [{"n_prompt": 512, "n_gen": 0, "avg_ts": 700.5}, {"n_prompt": 0, "n_gen": 128, "avg_ts": 120.0}]
-    binary.write_text(f"#!/bin/sh\necho '{json.dumps(tests)}'\n")
-    binary.chmod(0o755)
-    monkeypatch.setenv("LLAMA_BENCH", str(binary))
-    monkeypatch.setenv("LLAMA_GGUF_Q8_0", "model.gguf")
-    assert peers.LlamaBench(2).run() == {"prefill 512": 700.5, "stream Q8_0": 120.0}
-    binary.write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
-    with pytest.raises(peers.PeerFailed, match="ended with 3: no such model"):
-        peers.LlamaBench(2).run()

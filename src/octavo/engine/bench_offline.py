@@ -42,6 +42,19 @@ class Workload:
         """Tokens of the longest sequence."""
         return self.prompt + self.output
 
+    def prompts(self, vocab_size: int, count: int) -> list[list[int]]:
+        """Random token ids of each stream, others for each `count` unless they are fixed."""
+        rng = random.Random(f"{self.name}/{0 if self.fixed else count}")
+        start = [rng.randrange(vocab_size) for _ in range(self.shared)]
+        own = self.prompt - self.shared
+        return [[*start, *(rng.randrange(vocab_size) for _ in range(own))] for _ in range(self.streams)]
+
+    def rate(self, first: float, last: float, tokens: int) -> float:
+        """Tokens a second, from the seconds at which the first and the last of all `tokens` came."""
+        if self.kind == "decode":
+            return (tokens - 1) / (last - first)
+        return (self.prompt * self.streams if self.kind == "prefill" else tokens) / last
+
 
 @dataclass
 class _Samples:
@@ -89,15 +102,21 @@ class OfflineBench:
         self, loaded: LoadedEngine, workloads: Sequence[Workload], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.loaded, self.core, self.clock = loaded, loaded.core, clock
-        self.workloads, self.left_out = [], {}
-        for workload in workloads:
-            reason = self._misfit(workload)
-            if reason:
-                self.left_out[workload.name] = reason
-            else:
-                self.workloads.append(workload)
-        self._samples = {workload.name: _Samples() for workload in self.workloads}
+        self.workloads: list[Workload] = []
+        self.left_out: dict[str, str] = {}
+        self._samples: dict[str, _Samples] = {}
         self._count = 0
+        for workload in workloads:
+            self.add(workload)
+
+    def add(self, workload: Workload) -> None:
+        """One more, unless it is too long for the engine: then `left_out` has the reason under its name."""
+        reason = self._misfit(workload)
+        if reason:
+            self.left_out[workload.name] = reason
+        elif workload not in self.workloads:
+            self.workloads.append(workload)
+            self._samples[workload.name] = _Samples()
 
     def _misfit(self, workload: Workload) -> str:
         if workload.length > self.loaded.max_seq_len:
@@ -106,21 +125,21 @@ class OfflineBench:
 
     def round(self, keep: bool = True) -> None:
         """Run every workload once; `keep` False: a warm-up."""
-        self._count += 1
         for workload in self.workloads:
-            state = machine_state(self.loaded.parts.backend)
-            timing = self._run(workload)
-            if keep:
-                self._note(workload, timing, state)
+            self.measure(workload, keep)
 
-    def _note(self, workload: Workload, timing: _Timing, state: dict[str, Any] | None) -> None:
+    def measure(self, workload: Workload, keep: bool = True) -> tuple[float, dict[str, Any] | None]:
+        """Run one workload once, with prompts of its own: tokens a second, and the state of the machine just before."""
+        self._count += 1
+        state = machine_state(self.loaded.parts.backend)
+        timing = self._run(workload)
+        value = workload.rate(timing.first - timing.begin, timing.last - timing.begin, timing.tokens)
+        if keep:
+            self._note(workload, timing, state, value)
+        return value, state
+
+    def _note(self, workload: Workload, timing: _Timing, state: dict[str, Any] | None, value: float) -> None:
         samples = self._samples[workload.name]
-        if workload.kind == "decode":
-            value = (timing.tokens - 1) / (timing.last - timing.first)
-        elif workload.kind == "prefill":
-            value = workload.prompt * workload.streams / (timing.last - timing.begin)
-        else:
-            value = timing.tokens / (timing.last - timing.begin)
         samples.values.append(value)
         samples.first_ms.append(1e3 * (timing.first - timing.begin))
         samples.total_s.append(timing.last - timing.begin)
@@ -144,14 +163,11 @@ class OfflineBench:
 
     def _requests(self, workload: Workload) -> Iterator[Request]:
         parts = self.loaded.parts
-        rng = random.Random(f"{workload.name}/{0 if workload.fixed else self._count}")
-        vocab = parts.config.vocab_size
-        start = [rng.randrange(vocab) for _ in range(workload.shared)]
         params = SamplingParams(temperature=0.0, max_tokens=workload.output, ignore_eos=True)
-        for stream in range(workload.streams):
+        for stream, prompt in enumerate(workload.prompts(parts.config.vocab_size, self._count)):
             yield Request(
                 f"{workload.name}/{self._count}/{stream}",
-                [*start, *(rng.randrange(vocab) for _ in range(workload.prompt - workload.shared))],
+                prompt,
                 params,
                 arrival=self.clock(),
                 model=parts.name,
@@ -189,18 +205,22 @@ class OfflineBench:
         return record
 
     def _add_shares(self, workload: Workload, samples: _Samples, record: dict[str, Any]) -> None:
-        from octavo.engine.bench_cost import kv_bytes_per_token, weight_bytes_per_step
-
-        model = self.loaded.parts.model
-        context = workload.prompt + (workload.output + 1) / 2  # tokens that the mean step after the first reads
-        size = weight_bytes_per_step(model) + context * kv_bytes_per_token(model, self.loaded.config.page_size)
+        size = self.step_bytes(workload)
         shares: dict[str, list[float]] = {}
         for value, state in zip(samples.values, samples.states, strict=True):
             if state is not None:
                 shares.setdefault(state["name"], []).append(value * size / (1e9 * state["read_gb_s"]))
         every = [share for found in shares.values() for share in found]
-        record["bytes_per_step"] = int(size)
+        record["bytes_per_step"] = size
         record["share_of_bound"] = median(every) if every else None
         record["share_by_state"] = {
             name or "one thread": {"share": median(found), "samples": len(found)} for name, found in shares.items()
         }
+
+    def step_bytes(self, workload: Workload) -> int:
+        """Bytes of weights, and of keys and values, that a mean step of one stream reads; native only."""
+        from octavo.engine.bench_cost import kv_bytes_per_token, weight_bytes_per_step
+
+        model = self.loaded.parts.model
+        context = workload.prompt + (workload.output + 1) / 2  # tokens that the mean step after the first reads
+        return int(weight_bytes_per_step(model) + context * kv_bytes_per_token(model, self.loaded.config.page_size))
