@@ -25,6 +25,9 @@ struct octavo_program {
 namespace {
 
 constexpr const char* kKernelVersion = "2";
+constexpr const char* kNoRecord = "a record or handle is missing";
+constexpr const char* kNoArray = "an array is missing";
+constexpr int64_t kWidest = int64_t{1} << 24;  // columns of logits
 
 std::string& last_error() {
   static thread_local std::string text;
@@ -48,6 +51,9 @@ int32_t fail(const char* what) {
   last_error() = what;
   return -1;
 }
+
+// Arrays of pairs: more than any pool has pages or slots to name is a mistake.
+bool wrong_count(const void* array, int64_t count) { return count < 0 || count > INT32_MAX || (count > 0 && array == nullptr); }
 
 std::string join_names() {
   std::string names;
@@ -113,6 +119,7 @@ int32_t octavo_threads(const octavo_engine* engine) { return engine->engine.thre
 int64_t octavo_weight_bytes(const octavo_engine* engine) { return engine->engine.memory.used(); }
 
 int64_t octavo_add_matrix(octavo_engine* engine, const octavo_matrix* matrix) {
+  if (matrix == nullptr) return fail(kNoRecord);
   return guarded<int64_t>(-1, [&] { return engine->engine.add_matrix(*matrix, &last_error()); });
 }
 
@@ -130,6 +137,7 @@ int64_t octavo_add_vector(octavo_engine* engine, const float* data, int64_t n) {
 }
 
 int64_t octavo_matrix_bytes(octavo_engine* engine, const octavo_matrix* matrix) {
+  if (matrix == nullptr) return fail(kNoRecord);
   Mat mat;
   int64_t bytes = -1;
   return engine->engine.layout(*matrix, &mat, &bytes, &last_error()) ? bytes : -1;
@@ -140,6 +148,7 @@ int32_t octavo_read_row(octavo_engine* engine, int64_t weight, int64_t row, floa
   if (weight < 0 || static_cast<size_t>(weight) >= weights.size()) return fail("weight: no such number");
   const Weight& w = weights[static_cast<size_t>(weight)];
   if (!w.is_matrix || row < 0 || row >= w.mat.n) return fail("row: out of range, or not of a matrix");
+  if (out == nullptr) return fail(kNoArray);
   engine->engine.kernels->unpack_row(&w.mat, row, out);
   return 0;
 }
@@ -171,6 +180,7 @@ int64_t octavo_kv_bytes(octavo_engine* engine, int32_t type, int32_t page_size, 
 
 int32_t octavo_kv_copy_pages(octavo_kv* kv, const int32_t* pairs, int64_t count) {
   const Pages& pages = kv->pages;
+  if (wrong_count(pairs, count)) return fail("pages: the count is out of range, or the array is missing");
   for (int64_t i = 0; i < 2 * count; i++) {
     if (pairs[i] < 0 || pairs[i] >= pages.count) return fail("pages: a page is out of range");
   }
@@ -181,6 +191,7 @@ int32_t octavo_kv_copy_pages(octavo_kv* kv, const int32_t* pairs, int64_t count)
 int32_t octavo_kv_move_slots(octavo_kv* kv, const int64_t* moves, int64_t count) {
   return guarded<int32_t>(-1, [&] {
     const Pages& pages = kv->pages;
+    if (wrong_count(moves, count)) return fail("pages: the count is out of range, or the array is missing");
     for (int64_t i = 0; i < 2 * count; i++) {
       if (!pages.valid_slot(moves[i])) return fail("pages: a slot is out of range");
     }
@@ -193,6 +204,7 @@ int32_t octavo_kv_move_slots(octavo_kv* kv, const int64_t* moves, int64_t count)
 int32_t octavo_kv_write(octavo_kv* kv, int32_t layer, int64_t slot, const float* k, const float* v) {
   const Pages& pages = kv->pages;
   if (layer < 0 || layer >= pages.layers || !pages.valid_slot(slot)) return fail("pages: a layer or slot is out of range");
+  if (k == nullptr || v == nullptr) return fail(kNoArray);
   const KV& shape = pages.kv;
   for (int32_t head = 0; head < shape.kv_heads; head++) {
     uint8_t* blob = pages.blob(layer, slot / shape.page_size, head);
@@ -204,6 +216,7 @@ int32_t octavo_kv_write(octavo_kv* kv, int32_t layer, int64_t slot, const float*
 int32_t octavo_kv_read(octavo_kv* kv, int32_t layer, int64_t slot, float* k, float* v) {
   const Pages& pages = kv->pages;
   if (layer < 0 || layer >= pages.layers || !pages.valid_slot(slot)) return fail("pages: a layer or slot is out of range");
+  if (k == nullptr || v == nullptr) return fail(kNoArray);
   const KV& shape = pages.kv;
   for (int32_t head = 0; head < shape.kv_heads; head++) {
     const uint8_t* blob = pages.blob(layer, slot / shape.page_size, head);
@@ -214,6 +227,7 @@ int32_t octavo_kv_read(octavo_kv* kv, int32_t layer, int64_t slot, float* k, flo
 
 octavo_program* octavo_program_open(octavo_engine* engine, octavo_kv* kv, const octavo_program_spec* spec) {
   return guarded<octavo_program*>(nullptr, [&]() -> octavo_program* {
+    if (kv == nullptr || spec == nullptr) return fail(kNoRecord), nullptr;
     auto program = std::make_unique<octavo_program>(&engine->engine, &kv->pages);
     return program->program.open(*spec, &last_error()) ? program.release() : nullptr;
   });
@@ -227,10 +241,12 @@ int32_t octavo_program_barriers(const octavo_program* program, int32_t tokens, i
 }
 
 int32_t octavo_run(octavo_program* program, const octavo_step* step) {
+  if (step == nullptr) return fail(kNoRecord);
   return guarded<int32_t>(-1, [&] { return program->program.run(*step, &last_error()) ? 0 : -1; });
 }
 
 int32_t octavo_run_timed(octavo_program* program, const octavo_step* step, double* seconds) {
+  if (step == nullptr || seconds == nullptr) return fail(kNoRecord);
   return guarded<int32_t>(-1, [&] { return program->program.run(*step, &last_error(), seconds) ? 0 : -1; });
 }
 
@@ -262,7 +278,10 @@ double octavo_measure_barrier(octavo_engine* engine, int32_t threads, int64_t re
 int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride, int64_t vocab_size,
                       const octavo_sampling* sampling, int32_t samples, int32_t* sampled) {
   return guarded<int32_t>(-1, [&] {
-    if (vocab_size < 1 || vocab_size > stride) return fail("sampling: the vocabulary is wider than a row");
+    if (vocab_size < 1 || vocab_size > stride || stride > kWidest) return fail("sampling: the vocabulary is wider than a row, or too wide");
+    if (samples < 0 || rows < 1) return fail("sampling: a count is out of range");
+    if (samples == 0) return 0;
+    if (logits == nullptr || sampling == nullptr || sampled == nullptr) return fail(kNoArray);
     for (int32_t i = 0; i < samples; i++) {
       if (const char* wrong = wrong_sampling(sampling[i], rows)) return fail(wrong);
     }

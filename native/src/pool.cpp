@@ -154,7 +154,7 @@ Pool& Pool::shared() {
   return *holder.pool;
 }
 
-Pool::Pool() : spins_(count_spins()) {}
+Pool::Pool() : spins_(count_spins()), cpus_(available_cpus()), patience_(spins_) {}
 
 Pool::~Pool() {
   stop_.store(true);
@@ -179,6 +179,7 @@ void Pool::run(int threads, Job job, void* argument) {
   threads = std::clamp(threads, 1, kMaxThreads);
   grow(threads);
   active_ = threads;
+  patience_.store(threads > cpus_ ? 0 : spins_, std::memory_order_relaxed);
   job_ = job;
   argument_ = argument;
   if (threads > 1) start_.set(++runs_ << 8 | static_cast<uint32_t>(threads));
@@ -189,7 +190,7 @@ void Pool::run(int threads, Job job, void* argument) {
 void Pool::work(int id) {
   uint32_t seen = 0;
   for (;;) {
-    seen = start_.wait(seen, spins_);
+    seen = start_.wait(seen, patience_.load(std::memory_order_relaxed));
     if (stop_.load()) return;
     // who is not in this job must not look at it: the next one may be being set up
     if (id >= static_cast<int>(seen & 0xff)) continue;
@@ -206,7 +207,7 @@ void Pool::barrier() {
     arrived_.store(0, std::memory_order_relaxed);
     meet_.set(generation + 1);
   } else {
-    meet_.wait(generation, spins_);
+    meet_.wait(generation, patience_.load(std::memory_order_relaxed));
   }
 }
 

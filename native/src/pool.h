@@ -44,7 +44,8 @@ class Pool {
 
   std::mutex turn_;
   std::vector<std::thread> workers_;
-  int spins_;
+  const int spins_, cpus_;
+  std::atomic<int> patience_;  // spins_, or none while there are more threads than CPUs: whom one waits for needs the CPU
   int active_ = 1;
   Job job_ = nullptr;
   void* argument_ = nullptr;

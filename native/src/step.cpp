@@ -7,6 +7,11 @@
 #include "program.h"
 
 namespace octavo {
+namespace {
+
+constexpr int64_t kMostRows = 1 << 20;  // of a page table
+
+}  // namespace
 
 bool Program::check_step(const octavo_step& step, std::string* error) const {
   const char* wrong = wrong_step(step);
@@ -26,7 +31,7 @@ const char* Program::wrong_step(const octavo_step& step) const {
   if (!given || (step.logit_rows && !step.rows)) return "an array is missing";
   if (step.samples && (!step.sampling || !step.sampled)) return "an array is missing";
   if (step.hidden && limits_.hidden == OCTAVO_NONE) return "this program gives no hidden states";
-  if (step.table_width < 1 || step.table_rows < 1) return "the page table is empty";
+  if (step.table_width < 1 || step.table_rows < 1 || step.table_rows > kMostRows) return "the page table is empty or too long";
   if (step.starts[0] != 0 || step.starts[step.sequences] != step.tokens) return "starts do not span the tokens";
   for (int32_t t = 0; t < step.tokens; t++) {
     if (step.token_ids[t] < 0 || step.token_ids[t] >= limits_.vocab_size) return "a token id is outside the vocabulary";

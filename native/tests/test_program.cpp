@@ -1,0 +1,150 @@
+// A whole program: the logits and hidden states of a position, and what is drawn there, are the same bytes however its sequence is
+// cut, whatever runs beside it, on 1 to 4 threads, on pages of any size and order; and a step that fails has written nothing.
+#include "program_fixture.h"
+
+using namespace check;
+
+namespace {
+
+struct Answer {
+  std::vector<float> logits, hidden;  // [positions, columns]
+};
+
+void copy_rows(const octavo_program* program, int64_t rows, std::vector<float>* out) {
+  int64_t stride = 0;
+  const float* logits = octavo_logits(program, &stride);
+  for (int64_t r = 0; r < rows; r++) out->insert(out->end(), logits + r * stride, logits + r * stride + kVocab);
+}
+
+// Pages of every (group, sequence), shuffled; -1 where the window has passed is set by the caller.
+std::vector<int32_t> page_tables(Random& random, int64_t sequences, int32_t width) {
+  std::vector<int32_t> pages(size_t(kPages), 0), table(size_t(2 * sequences * width));
+  for (int32_t p = 0; p < kPages; p++) pages[size_t(p)] = p;
+  for (int32_t p = kPages - 1; p > 0; p--) std::swap(pages[size_t(p)], pages[size_t(random.below(p + 1))]);
+  std::copy_n(pages.begin(), table.size(), table.begin());
+  return table;
+}
+
+Answer alone(const char* isa, int32_t format, int32_t kv_type, const std::vector<int32_t>& tokens) {
+  Model model(isa, 1, format, kv_type, 16);
+  Step step;
+  step.add(tokens, 0, int32_t(tokens.size()), 0);
+  step.width = kMaxPositions / 16;
+  for (int32_t p = 0; p < 2 * step.width; p++) step.table.push_back(p);
+  step.hidden.assign(tokens.size() * kHidden, -5);
+  const octavo_step record = step.record();
+  if (!CHECK(octavo_run(model.program.get(), &record) == 0)) printf("  %s\n", octavo_error()), exit(1);
+  Answer answer;
+  copy_rows(model.program.get(), int64_t(tokens.size()), &answer.logits);
+  answer.hidden = step.hidden;
+  return answer;
+}
+
+// Sequences advance by random chunks until all are done, a random part of them in each step.
+struct Schedule {
+  Model model;
+  Random random;
+  const std::vector<std::vector<int32_t>>& prompts;
+  const std::vector<Answer>& answers;
+  std::vector<int32_t> done, table;
+  int32_t width;
+
+  Schedule(const char* isa, int32_t threads, int32_t format, int32_t kv_type, int32_t page_size, uint64_t seed,
+           const std::vector<std::vector<int32_t>>& all, const std::vector<Answer>& expected)
+      : model(isa, threads, format, kv_type, page_size), random(seed), prompts(all), answers(expected), done(all.size(), 0) {
+    width = kMaxPositions / page_size;
+    table = page_tables(random, int64_t(all.size()), width);
+  }
+  void play() {
+    bool more = true;
+    while (more) {
+      more = false;
+      Step step;
+      std::vector<std::pair<size_t, int32_t>> owners;  // (sequence, position) of each row
+      for (size_t s = 0; s < prompts.size(); s++) {
+        const int32_t left = int32_t(prompts[s].size()) - done[s];
+        more = more || left > 0;
+        if (left > 0 && random.below(4) != 0) take(&step, s, left, &owners);
+      }
+      if (!step.ids.empty()) run(&step, owners);
+    }
+  }
+  void take(Step* step, size_t s, int32_t left, std::vector<std::pair<size_t, int32_t>>* owners) {
+    const int64_t sizes[] = {1, 1, 2, random.between(1, 40), 150};
+    const int32_t from = done[s], count = int32_t(std::min<int64_t>(std::min<int64_t>(left, sizes[random.below(5)]), kMaxTokens - int64_t(step->ids.size())));
+    if (count == 0) return;
+    step->add(prompts[s], from, from + count, int32_t(s));
+    for (int32_t p = from; p < from + count; p++) owners->push_back({s, p});
+    done[s] += count;
+  }
+  void run(Step* step, const std::vector<std::pair<size_t, int32_t>>& owners) {
+    step->width = width, step->table_rows = int64_t(prompts.size()), step->table = table;
+    for (size_t s = 0; s < prompts.size(); s++)  // pages behind the window of the second group are gone
+      for (int32_t p = 0; (p + 1) * model.page_size <= done[s] - int32_t(step->ids.size()) - kWindow; p++)
+        step->table[(prompts.size() + s) * size_t(width) + size_t(p)] = -1;
+    if (random.below(2)) step->hidden.assign(step->ids.size() * kHidden, -5);
+    if (random.below(2)) step->draw(random);
+    if (random.below(3) == 0) run_once(step, owners, true);  // the next one writes the same keys and values again
+    run_once(step, owners, false);
+    if (random.below(3) == 0) {  // what is stored need not be written again
+      step->no_write.assign(step->no_write.size(), 1);
+      run_once(step, owners, false);
+    }
+  }
+  void run_once(Step* step, const std::vector<std::pair<size_t, int32_t>>& owners, bool timed) {
+    const octavo_step record = step->record();
+    std::vector<double> seconds(model.records.ops.size(), -1);
+    const int64_t allocations = octavo_allocations();
+    const int32_t status = timed ? octavo_run_timed(model.program.get(), &record, seconds.data()) : octavo_run(model.program.get(), &record);
+    if (!CHECK(status == 0)) return (void)printf("  %s\n", octavo_error());
+    CHECK(octavo_allocations() == allocations);
+    if (timed) CHECK(*std::min_element(seconds.begin(), seconds.end()) >= 0);
+    std::vector<float> logits;
+    copy_rows(model.program.get(), record.logit_rows, &logits);
+    bool same = true, same_hidden = true;
+    for (size_t r = 0; r < owners.size(); r++) {
+      const auto [s, p] = owners[r];
+      same = same && !memcmp(&logits[r * kVocab], &answers[s].logits[size_t(p) * kVocab], kVocab * sizeof(float));
+      if (!step->hidden.empty())
+        same_hidden = same_hidden && !memcmp(&step->hidden[r * kHidden], &answers[s].hidden[size_t(p) * kHidden], kHidden * sizeof(float));
+    }
+    CHECK(same);
+    CHECK(same_hidden);
+    if (!step->sampling.empty()) check_draws(*step, logits);
+  }
+  // The step and octavo_sample draw alike from the same logits.
+  void check_draws(const Step& step, const std::vector<float>& logits) {
+    std::vector<int32_t> ids(step.sampling.size(), -9);
+    CHECK(octavo_sample(model.engine.get(), logits.data(), int64_t(step.rows.size()), kVocab, kVocab, step.sampling.data(), int32_t(ids.size()), ids.data()) == 0);
+    CHECK(ids == step.sampled);
+    for (const int32_t id : ids) CHECK(id >= 0 && id < kVocab);
+  }
+};
+
+void test_format(const char* isa, int32_t format, int32_t kv_type) {
+  Random random(uint64_t(10 * format + kv_type));
+  std::vector<std::vector<int32_t>> prompts;
+  std::vector<Answer> answers;
+  for (const int64_t length : {random.between(100, 160), random.between(1, 40), random.between(33, 70)}) {
+    std::vector<int32_t> tokens;
+    for (int64_t i = 0; i < length; i++) tokens.push_back(int32_t(random.below(kVocab)));
+    prompts.push_back(tokens);
+    answers.push_back(alone(isa, format, kv_type, tokens));
+    for (const float v : answers.back().logits) if (!(fabsf(v) <= 25)) CHECK(!"a logit that is not finite");
+  }
+  const int32_t sizes[] = {16, 32, 64, 32};
+  for (int32_t threads = 1; threads <= 4; threads++) {
+    Schedule schedule(isa, threads, format, kv_type, sizes[(threads + format) % 4], uint64_t(threads), prompts, answers);
+    schedule.play();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (const octavo::Kernels* k : tables(argc > 1 ? argv[1] : nullptr))
+    for (int32_t format = 0; format < octavo::FMT_COUNT; format++)
+      for (int32_t kv_type = 0; kv_type < octavo::KV_COUNT; kv_type++)
+        if (kv_type == format % octavo::KV_COUNT || format == octavo::FMT_W8G64) test_format(k->name, format, kv_type);
+  return finish("test_program");
+}
