@@ -22,9 +22,9 @@ from bars import DISTURBED, FULL_ROWS, ROWS, STREAM, Row, Value, rows_of_state, 
 from contest import Contest, Duel
 from footprint import footprint_values
 from load_client import tokenizer_of
-from own import BATCHES, PREFILLS, Own, config, load_duels, other_duels, share_values, stream_duel
+from own import BATCHES, LOW_BIT, PREFILLS, Own, config, load_duels, other_duels, share_values, stream_duel
 from peaks import Peaks, measure_peaks, share_of_peak
-from peers import GGUF_KINDS, OV_KINDS, Peers, find_peers
+from peers import Peers, find_peers
 from servers import http_duel, http_value
 from shapes import SHAPES, shape_folder
 
@@ -35,7 +35,10 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.loader import load_parts
 
 OTHER_FORMATS = ("w8pc", "w4g64", "w4g128", "w4a16g32", "w4a16g64", "w4a16g128")
-PARTS = ("stream", "batch", "prefill", "context", "prefix", "cache", "ops", "http")
+PARTS = (
+    *("stream", "batch", "batch 16", "batch 64", "prefill", "prefill 512", "prefill 1024"),
+    *("context", "prefix", "cache", "ops", "http"),
+)
 
 
 def say(text: str) -> None:
@@ -98,7 +101,7 @@ def small(report: Report, model: str, peers: Peers, parts: Sequence[str], rounds
     duels: list[Duel] = []
     if "stream" in parts:
         duels += [stream_duel(own, peers, name) for name in STREAM]
-    loads = [w for w in (*BATCHES, *PREFILLS) if w.name.split()[0] in parts]
+    loads = [w for w in (*BATCHES, *PREFILLS) if {w.name, w.kind}.intersection(parts)]
     duels += load_duels(own, peers, "w8g64", tuple(loads))
     if {"context", "prefix", "cache"}.intersection(parts):
         duels += [duel for duel in other_duels(own, peers) if duel.key in parts]
@@ -118,7 +121,7 @@ def small(report: Report, model: str, peers: Peers, parts: Sequence[str], rounds
 
 def _servers(peers: Peers, fast: Sequence[Duel]) -> dict[str, tuple[Any, str]]:
     """The peers that serve: those that were fastest at 16 streams, or all of low-bit weights where that was not run."""
-    found = peers.of(*(kind for kind in (*GGUF_KINDS, *OV_KINDS) if kind not in ("BF16", "F16")))
+    found = peers.of(*LOW_BIT)
     return {label: which for label, which in found.items() if all(label in duel.theirs for duel in fast)}
 
 

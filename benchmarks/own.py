@@ -7,7 +7,7 @@ from typing import Any
 
 from bars import Sample, Value, share, state_of
 from contest import Duel, Run
-from peers import GGUF_KINDS, OV_KINDS, Peers
+from peers import OV_KINDS, Peers
 
 from octavo.core.errors import InvalidInput
 from octavo.engine.bench_machine import machine_state
@@ -16,7 +16,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.loader import LoadedEngine, load_engine
 
 __all__ = [
-    *("BATCHES", "PREFILLS", "Own", "config", "quietly"),
+    *("BATCHES", "LOW_BIT", "PREFILLS", "Own", "config", "quietly"),
     *("load_duels", "other_duels", "share_values", "stream_duel"),
 ]
 
@@ -25,7 +25,7 @@ PEER_KINDS = {
     "w8g64": ("Q8_0", *(kind for kind in OV_KINDS if kind.startswith("int8"))),
     "w4g32": ("Q4_0", *(kind for kind in OV_KINDS if kind.startswith("int4"))),
 }
-ANY_KIND = (*GGUF_KINDS, *OV_KINDS)
+LOW_BIT = ("Q8_0", "Q4_0", *OV_KINDS)
 ONE = Workload("stream", "decode", 1, 128, 128)
 BATCHES = tuple(Workload(f"batch {count}", "batch", count, 128, 128) for count in (16, 64))
 PREFILLS = tuple(Workload(f"prefill {size}", "prefill", 1, size, 1) for size in (512, 1024))
@@ -104,11 +104,11 @@ def stream_duel(own: Own, peers: Peers, weight_format: str) -> Duel:
 
 
 def load_duels(own: Own, peers: Peers, weight_format: str, workloads: tuple[Workload, ...]) -> list[Duel]:
-    """Batches and prefills in a format, against whatever peer is fastest."""
+    """Batches and prefills in a format, against whatever peer with low-bit weights is fastest."""
     own.bench(weight_format)
     found: dict[str, Duel] = {}
     for w in workloads:
-        theirs, first = _theirs(own, peers, w, ANY_KIND), found.get(w.kind)
+        theirs, first = _theirs(own, peers, w, LOW_BIT), found.get(w.kind)
         found[w.name] = Duel(w.name, own.runs(weight_format, w), theirs, after=first)
         found.setdefault(w.kind, found[w.name])
     return [found[w.name] for w in workloads]
