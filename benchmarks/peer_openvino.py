@@ -47,7 +47,7 @@ class Batching:
         self.count += 1
         return self.pipe.add_request(self.count, prompt, greedy(output))
 
-    def run(self, prompts: list[list[int]], output: int, lead: bool) -> list[tuple[float, int]]:
+    def run(self, prompts: list[list[int]], output: int, lead: bool = False) -> list[tuple[float, int]]:
         """Step by step: (seconds since the start, tokens that came)."""
         begin, times = time.perf_counter(), []
         waiting = [ov.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
