@@ -4,6 +4,7 @@
 #include <new>
 #include <string>
 
+#include "cpus.h"
 #include "dispatch.h"
 #include "measure.h"
 #include "pool.h"

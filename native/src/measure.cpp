@@ -35,10 +35,10 @@ struct Timed {
     Timed& self = *static_cast<Timed*>(argument);
     Pool& pool = Pool::shared();
     for (int round = 0; round <= self.rounds; round++) {  // the first one warms up
-      pool.barrier();
+      pool.barrier(thread);
       const double begin = thread == 0 ? seconds() : 0;
       (*self.part)(thread);
-      pool.barrier();
+      pool.barrier(thread);
       if (thread == 0 && round > 0) self.took.push_back(seconds() - begin);
     }
   }
@@ -72,8 +72,8 @@ double measure_dots(const Kernels& kernels, int threads, int kind, int64_t repea
 
 double measure_barrier(int threads, int64_t repeats, int rounds) {
   if (threads == 1) return 0;
-  const auto meet = [&](int) {
-    for (int64_t i = 0; i < repeats; i++) Pool::shared().barrier();
+  const auto meet = [&](int thread) {
+    for (int64_t i = 0; i < repeats; i++) Pool::shared().barrier(thread);
   };
   return time_on(threads, rounds, meet) / static_cast<double>(repeats);
 }

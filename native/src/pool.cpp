@@ -1,7 +1,6 @@
 #include "pool.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -9,10 +8,10 @@
 
 #include <algorithm>
 #include <new>
-#include <string>
+
+#include "cpus.h"
 #ifdef __linux__
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #endif
 
@@ -20,6 +19,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kSpinNanoseconds = 60'000;  // longer waits give the core away: a neighbour may need it
+constexpr int kLinesAPause = 8;  // about what one core reads meanwhile
 
 inline void pause_cpu() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -61,54 +61,6 @@ void wake_all(const std::atomic<uint32_t>& word) {
 #endif
 }
 
-// CPUs that this process may use, ascending.
-std::vector<int> allowed_cpus() {
-  std::vector<int> cpus;
-#ifdef __linux__
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) {
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-      if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-    }
-  }
-#endif
-  return cpus;
-}
-
-void pin_to(int cpu) {
-#ifdef __linux__
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpu, &set);
-  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-#else
-  (void)cpu;
-#endif
-}
-
-std::string read_line(const std::string& path) {
-  char text[256] = "";
-  if (FILE* file = fopen(path.c_str(), "re")) {
-    if (fgets(text, sizeof text, file) == nullptr) text[0] = 0;
-    fclose(file);
-  }
-  return text;
-}
-
-// Whole CPUs of the control group's quota, rounded up; 0: no quota.
-int quota_cpus() {
-  long quota = 0, period = 0;
-  char first[64] = "";
-  if (sscanf(read_line("/sys/fs/cgroup/cpu.max").c_str(), "%63s %ld", first, &period) == 2 && strcmp(first, "max") != 0) {
-    quota = atol(first);
-  } else {
-    quota = atol(read_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").c_str());
-    period = atol(read_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us").c_str());
-  }
-  return quota > 0 && period > 0 ? static_cast<int>((quota + period - 1) / period) : 0;
-}
-
 struct Holder {
   std::mutex guard;
   Pool* pool = nullptr;
@@ -120,11 +72,8 @@ void forget_pool_in_child() { new (&holder) Holder; }
 
 }  // namespace
 
-int available_cpus() {
-  int count = static_cast<int>(allowed_cpus().size());
-  if (count == 0) count = static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
-  const int quota = quota_cpus();
-  return std::clamp(quota > 0 ? std::min(count, quota) : count, 1, Pool::kMaxThreads);
+void Ahead::fetch(int lines) {
+  for (int i = 0; i < lines && next < end; i++, next += 64) __builtin_prefetch(next, 0, 2);
 }
 
 void Signal::set(uint32_t next) {
@@ -132,18 +81,27 @@ void Signal::set(uint32_t next) {
   if (sleepers.load(std::memory_order_seq_cst) != 0) wake_all(value);
 }
 
-uint32_t Signal::wait(uint32_t seen, int spins) const {
-  auto& self = const_cast<Signal&>(*this);
+uint32_t Signal::wait(uint32_t seen, int spins) {
   for (int i = 0; i < spins; i++) {
     const uint32_t now = value.load(std::memory_order_acquire);
     if (now != seen) return now;
     pause_cpu();
   }
-  self.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
   uint32_t now;
   while ((now = value.load(std::memory_order_seq_cst)) == seen) sleep_while(value, seen);
-  self.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  sleepers.fetch_sub(1, std::memory_order_seq_cst);
   return now;
+}
+
+void Signal::reach(uint32_t goal, int spins, Ahead* ahead) {
+  const auto there = [goal](uint32_t now) { return static_cast<int32_t>(now - goal) >= 0; };
+  for (int i = 0; i < spins; i++) {
+    if (there(value.load(std::memory_order_acquire))) return;
+    if (ahead != nullptr) ahead->fetch(kLinesAPause);
+    pause_cpu();
+  }
+  for (uint32_t now = value.load(std::memory_order_acquire); !there(now); now = value.load(std::memory_order_acquire)) wait(now, 0);
 }
 
 Pool& Pool::shared() {
@@ -154,7 +112,10 @@ Pool& Pool::shared() {
   return *holder.pool;
 }
 
-Pool::Pool() : spins_(count_spins()), cpus_(available_cpus()), patience_(spins_) {}
+Pool::Pool() : spins_(count_spins()), room_(available_cpus()), patience_(spins_) {
+  const char* wish = getenv("OCTAVO_NATIVE_PIN");
+  if (wish == nullptr || strcmp(wish, "0") != 0) cpus_ = allowed_cpus();
+}
 
 Pool::~Pool() {
   stop_.store(true);
@@ -163,10 +124,9 @@ Pool::~Pool() {
 }
 
 void Pool::grow(int threads) {
-  const std::vector<int> cpus = allowed_cpus();
   while (static_cast<int>(workers_.size()) + 1 < threads) {
     const int id = static_cast<int>(workers_.size()) + 1;
-    const int cpu = cpus.empty() ? -1 : cpus[static_cast<size_t>(id) % cpus.size()];
+    const int cpu = cpus_.empty() ? -1 : cpus_[static_cast<size_t>(id) % cpus_.size()];
     workers_.emplace_back([this, id, cpu] {
       if (cpu >= 0) pin_to(cpu);
       work(id);
@@ -177,14 +137,22 @@ void Pool::grow(int threads) {
 void Pool::run(int threads, Job job, void* argument) {
   const std::lock_guard<std::mutex> lock(turn_);
   threads = std::clamp(threads, 1, kMaxThreads);
+  if (threads == 1) {
+    active_ = 1;
+    job(argument, 0);
+    return;
+  }
   grow(threads);
+  const Bound here(threads <= room_ && !cpus_.empty() ? cpus_[0] : -1);
   active_ = threads;
-  patience_.store(threads > cpus_ ? 0 : spins_, std::memory_order_relaxed);
+  patience_.store(threads > room_ ? 0 : spins_, std::memory_order_relaxed);
   job_ = job;
   argument_ = argument;
-  if (threads > 1) start_.set(++runs_ << 8 | static_cast<uint32_t>(threads));
+  seats_[0].passed = passed_;
+  start_.set(++runs_ << 8 | static_cast<uint32_t>(threads));
   job(argument, 0);
-  barrier();
+  barrier(0);
+  passed_ = seats_[0].passed;
 }
 
 void Pool::work(int id) {
@@ -194,20 +162,22 @@ void Pool::work(int id) {
     if (stop_.load()) return;
     // who is not in this job must not look at it: the next one may be being set up
     if (id >= static_cast<int>(seen & 0xff)) continue;
+    seats_[static_cast<size_t>(id)].passed = passed_;
     job_(argument_, id);
-    barrier();
+    barrier(id);
   }
 }
 
-void Pool::barrier() {
-  if (active_ == 1) return;
-  const uint32_t generation = meet_.value.load(std::memory_order_relaxed);
-  const uint32_t all = static_cast<uint32_t>(active_);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) {
-    arrived_.store(0, std::memory_order_relaxed);
-    meet_.set(generation + 1);
-  } else {
-    meet_.wait(generation, patience_.load(std::memory_order_relaxed));
+// In round r each tells the one 2^r seats further on, which has then heard from 2^(r+1) of them: Hensgen, Finkel and Manber,
+// "Two algorithms for barrier synchronization" (1988). Two threads pass one line each way.
+void Pool::barrier(int thread, Ahead* ahead) {
+  const int all = active_, spins = patience_.load(std::memory_order_relaxed);
+  if (all == 1) return;
+  Seat& mine = seats_[static_cast<size_t>(thread)];
+  const uint32_t goal = ++mine.passed;
+  for (int round = 0, step = 1; step < all; round++, step *= 2) {
+    seats_[static_cast<size_t>((thread + step) % all)].told[round].set(goal);
+    mine.told[round].reach(goal, spins, ahead);
   }
 }
 

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "engine.h"
+#include "plan.h"
+#include "pool.h"
 #include "sampling.h"
 #include "sync.h"
 
@@ -17,7 +19,8 @@ constexpr int64_t kRowBlock = 256;       // rows whose operands stay in the seco
 constexpr int64_t kSplitRows = 32;       // per thread: from here on threads split rows instead of panels
 constexpr int64_t kFewRows = 2;          // up to here every thread prepares all rows itself instead of waiting
 constexpr int64_t kSharedPanelRows = 8;  // from here on a panel left over is shared by rows
-constexpr int64_t kQueryTile = 32;       // tokens of one attention item
+constexpr int64_t kAheadBytes = 128 << 10;  // of its next weights that a waiting thread fetches: they stay in the second-level cache
+constexpr int64_t kMostStates = 4 << 20;  // floats of attention states that a program keeps room for
 
 // A record with its weights looked up.
 struct Op {
@@ -29,15 +32,10 @@ struct Op {
   const float* norm = nullptr;  // of the operands
   const float* vectors[2] = {};
   Act act{};                    // layout of the operands
-  int32_t next = OCTAVO_NONE;   // the LINEAR that follows: its weights are prefetched
+  int32_t next = OCTAVO_NONE;   // of a LINEAR: the one that follows
+  int32_t coming = OCTAVO_NONE; // this or the next LINEAR: its weights are fetched while a thread waits or does something else
   const Mat* const* experts = nullptr;  // E gate/up pairs, then E downs
   Act inner{};                  // layout of a mixture's second operands
-};
-
-// (sequence, kv head, query tile): built once a step, used by every layer.
-struct Item {
-  int32_t sequence, head;
-  int32_t first, rows;  // token rows
 };
 
 // What a mixture needs between its phases, for max_tokens * top_k (row, expert) pairs.
@@ -58,12 +56,14 @@ struct RowRange {
 };
 
 // Working memory of one thread.
-struct ThreadScratch {
+struct alignas(64) ThreadScratch {
   uint8_t* operands;   // an Act of kRowBlock rows
   float* scale;        // [rows] inverse root mean squares
   uint8_t* attention;
   float* row;          // one row of the widest buffer
   SampleScratch sample;
+  Ahead ahead;       // weights of record `ahead_of` that this thread will multiply
+  int32_t ahead_of;
 };
 
 class Program {
@@ -92,6 +92,7 @@ class Program {
   void note_windows();
   void allocate();
   void allocate_threads();
+  void allocate_plans();
   void allocate_mixture();
   void plan_barriers();
   bool buffer_is(int32_t buffer, int64_t cols, int32_t rows = OCTAVO_ROWS_T) const;
@@ -103,10 +104,10 @@ class Program {
   const char* wrong_step(const octavo_step& step) const;
   const char* wrong_sequence(const octavo_step& step, int32_t sequence) const;
   void bind(const octavo_step& step);
-  void list_items();
-  void share_items();
+  void plan_attention();
+  void note_turns();
 
-  // what threads do: run.cpp, run_linear.cpp, run_moe.cpp
+  // what threads do: run.cpp, run_linear.cpp, run_attention.cpp, run_moe.cpp
   static void thread_main(void* program, int thread);
   void walk(int thread);
   void execute(const Op& op, int thread);
@@ -119,7 +120,14 @@ class Program {
   void rope_kv(const Op& op, int thread);
   void rope_unit(const Op& op, int64_t row, int32_t sequence, int32_t head);
   void attention(const Op& op, int thread);
-  const uint8_t* first_blob(const Op& op, const Item& item) const;
+  AttnItem attention_item(const Op& op, int32_t sequence, int32_t head, int32_t rows) const;
+  void give_rows(const Op& op, AttnItem* item, int64_t token) const;
+  void run_units(const Op& op, const AttentionPlan& plan, int thread);
+  void merge_parts(const Op& op, const AttentionPlan& plan, int thread);
+  const uint8_t* first_blob(const Op& op, const AttentionPlan& plan, int64_t next, int64_t end) const;
+  float* states_of(const Op& op, const AttentionPlan& plan, int32_t head) const;
+  const AttentionPlan& plan_of(const Op& op) const;
+  const int32_t* page_row(const Op& op, int32_t sequence) const;
   void linear(const Op& op, int thread);
   void few_rows(const Op& op, int thread);
   void by_panels(const Op& op, int thread);
@@ -128,6 +136,8 @@ class Program {
   void multiply(const Op& op, const Act& act, RowRange rows, int64_t p0, int64_t p1, const uint8_t* next);
   void multiply_share(const Op& op, const Act& act, int64_t rows, int thread);
   const uint8_t* next_panel(const Op& op, int thread) const;
+  Ahead first_weights(const Op& op, int thread) const;
+  Ahead* ahead(const Op& op, int thread);
   void moe(const Op& op, int thread);
   void route(const Op& op, int thread);
   void sort_pairs(const Op& op);
@@ -149,7 +159,7 @@ class Program {
   int64_t most_rows() const { return limits_.max_tokens > limits_.max_logit_rows ? limits_.max_tokens : limits_.max_logit_rows; }
   const Weight& weight(int32_t number) const { return engine_->weights[static_cast<size_t>(number)]; }
   const float* vector(int32_t number) const { return number == OCTAVO_NONE ? nullptr : weight(number).values; }
-  int64_t share(int64_t n, int thread) const { return n * thread / engine_->threads; }
+  int64_t part(int64_t n, int thread) const { return n * thread / engine_->threads; }
 
   Engine* engine_;
   Pages* pages_;
@@ -166,8 +176,7 @@ class Program {
   struct Rope {
     std::vector<double> inv_freq;
     double factor;
-    float* cos;
-    float* sin;  // [max_tokens, pairs]
+    float* turns;  // [max_positions, 2, pairs] cosines and sines of the positions that steps have had so far
   };
   std::vector<Rope> ropes_;
   std::vector<ThreadScratch> scratch_;
@@ -175,6 +184,8 @@ class Program {
   uint8_t* act_memory_ = nullptr;
   uint8_t* inner_memory_ = nullptr;
   uint8_t* values_ = nullptr;  // all buffers
+  float* states_ = nullptr;    // of attention in parts
+  std::vector<uint8_t> turned_;  // [max_positions] 1: `turns` has it
   MoeScratch moe_;
 
   // of the running step
@@ -182,13 +193,14 @@ class Program {
   double* op_seconds_ = nullptr;  // null: records are not timed
   std::vector<float*> base_;
   std::vector<int64_t> stride_;
-  std::vector<Item> items_;
-  std::vector<int64_t> item_share_;     // [threads + 1] items of each thread
   std::vector<int32_t> sequence_of_;    // [max_tokens]
   std::vector<const int32_t*> table_;   // [groups]
-  int64_t num_items_ = 0;
+  AttentionPlan plans_[2];              // of groups that see all positions; of others
+  std::vector<uint8_t> plan_of_group_;  // [groups]
+  std::vector<int32_t> turns_;          // [max_tokens] positions new to `turns`
+  int64_t num_turns_ = 0;
   Mode mode_t_ = Mode::kFew, mode_r_ = Mode::kFew;
-  bool decode_ = false;  // one token a sequence: items own their rows' heads
+  Share share_ = Share::kUnits;
 };
 
 }  // namespace octavo

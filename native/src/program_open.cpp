@@ -19,7 +19,7 @@ bool Program::open(const octavo_program_spec& spec, std::string* error) {
   if (spec.num_extra > 0) extra_.assign(spec.extra, spec.extra + spec.num_extra);
   for (int32_t i = 0; i < spec.num_ropes; i++) {
     const octavo_rope& rope = spec.ropes[i];
-    ropes_.push_back({{rope.inv_freq, rope.inv_freq + rope.pairs}, rope.factor, nullptr, nullptr});
+    ropes_.push_back({{rope.inv_freq, rope.inv_freq + rope.pairs}, rope.factor, nullptr});
   }
   for (int32_t i = 0; i < spec.num_ops; i++) {
     if (const char* what = wrong(spec.ops[i])) {
@@ -28,6 +28,10 @@ bool Program::open(const octavo_program_spec& spec, std::string* error) {
     }
   }
   for (int32_t i = 0; i < spec.num_ops; i++) resolve(spec.ops[i]);
+  int32_t coming = OCTAVO_NONE;
+  for (size_t i = ops_.size(); i-- > 0; ops_[i].coming = coming) {
+    if (ops_[i].record.code == OCTAVO_LINEAR) coming = static_cast<int32_t>(i);
+  }
   note_windows();
   allocate();
   plan_barriers();
@@ -102,18 +106,31 @@ void Program::allocate() {
   }
   act_memory_ = memory_.take(operands);
   for (Rope& rope : ropes_) {
-    const int64_t numbers = Arena::checked(limits_.max_tokens, static_cast<int64_t>(rope.inv_freq.size()));
-    rope.cos = memory_.take_array<float>(numbers);
-    rope.sin = memory_.take_array<float>(numbers);
+    rope.turns = memory_.take_array<float>(Arena::checked(limits_.max_positions, 2 * static_cast<int64_t>(rope.inv_freq.size())));
   }
+  turned_.assign(static_cast<size_t>(limits_.max_positions), 0);
+  turns_.assign(static_cast<size_t>(limits_.max_tokens), 0);
   base_.assign(buffers_.size(), nullptr);
   table_.assign(static_cast<size_t>(limits_.num_groups), nullptr);
   sequence_of_.assign(static_cast<size_t>(limits_.max_tokens), 0);
-  const int64_t tiles = limits_.max_tokens / kQueryTile + limits_.max_sequences;
-  items_.resize(static_cast<size_t>(Arena::checked(tiles, pages_->kv.kv_heads)));
-  item_share_.assign(static_cast<size_t>(engine_->threads) + 1, 0);
+  plan_of_group_.assign(static_cast<size_t>(limits_.num_groups), 0);
+  allocate_plans();
   allocate_mixture();
   allocate_threads();
+}
+
+void Program::allocate_plans() {
+  const KV& kv = pages_->kv;
+  const int64_t chunks = (limits_.max_positions + kChunk - 1) / kChunk;
+  int64_t state = 1;
+  for (const Op& op : ops_) {
+    if (op.record.code == OCTAVO_ATTENTION) state = std::max(state, cols(op.record.in[0]) / kv.dim / kv.kv_heads * kernels_->attn_partial(kv.dim));
+  }
+  const int64_t most = Arena::checked(Arena::checked(limits_.max_tokens, kv.kv_heads), Arena::checked(chunks, state));
+  const int64_t floats = chunks > 1 ? std::min(most, kMostStates) : 1;
+  states_ = memory_.take_array<float>(floats);
+  const PlanLimits limits{engine_->threads, kv.kv_heads, kv.page_size, limits_.max_tokens, limits_.max_sequences, floats, state};
+  for (AttentionPlan& plan : plans_) plan.open(limits);
 }
 
 void Program::allocate_mixture() {

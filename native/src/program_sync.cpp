@@ -5,11 +5,11 @@ namespace octavo {
 namespace {
 
 // What records share besides buffers, numbered after them.
-enum Shared : int32_t { kOperands = 0, kPages = 1, kTurns = 2, kSharedCount = 3 };
+enum Shared : int32_t { kOperands = 0, kPages = 1, kTurns = 2, kStates = 3, kSharedCount = 4 };
 
 struct Ways {
   Mode t, r;
-  bool decode;
+  Share share;
   int32_t buffers;
   const std::vector<octavo_buffer>& of;
 
@@ -49,17 +49,11 @@ Stages linear_stages(const octavo_op& op, const Ways& ways) {
   return s;
 }
 
-Stages page_stages(const octavo_op& op, const Ways& ways) {
+Stages rope_stages(const octavo_op& op, const Ways& ways) {
   Stages s;
-  const bool rope = op.code == OCTAVO_ROPE_KV;
-  const Owner mixed = rope && ways.t == Mode::kRows ? Owner::kRowT : Owner::kAny;
-  const Owner owner = ways.decode ? Owner::kItem : mixed;
+  const Owner row = ways.t == Mode::kRows ? Owner::kRowT : Owner::kAny;
+  const Owner owner = ways.share == Share::kItems ? Owner::kItem : row;
   for (const int32_t buffer : op.in) reads(&s.first, buffer, owner);
-  if (!rope) {
-    reads(&s.first, ways.buffers + kPages, owner);
-    writes(&s.first, op.out[0], owner);
-    return s;
-  }
   reads(&s.first, ways.buffers + kTurns, owner);
   writes(&s.first, op.in[0], owner);
   writes(&s.first, op.in[1], owner);
@@ -67,9 +61,24 @@ Stages page_stages(const octavo_op& op, const Ways& ways) {
   return s;
 }
 
+Stages attention_stages(const octavo_op& op, const Ways& ways) {
+  Stages s;
+  const Owner owner = ways.share == Share::kItems ? Owner::kItem : Owner::kAny;
+  reads(&s.first, op.in[0], owner);
+  reads(&s.first, ways.buffers + kPages, owner);
+  writes(&s.first, op.out[0], owner);
+  s.split = ways.share == Share::kParts;
+  if (!s.split) return s;
+  writes(&s.first, ways.buffers + kStates, owner);
+  reads(&s.second, ways.buffers + kStates, owner);
+  writes(&s.second, op.out[0], owner);
+  return s;
+}
+
 Stages stages_of(const octavo_op& op, const Ways& ways) {
   if (op.code == OCTAVO_LINEAR) return linear_stages(op, ways);
-  if (op.code == OCTAVO_ROPE_KV || op.code == OCTAVO_ATTENTION) return page_stages(op, ways);
+  if (op.code == OCTAVO_ROPE_KV) return rope_stages(op, ways);
+  if (op.code == OCTAVO_ATTENTION) return attention_stages(op, ways);
   Stages s;
   const Owner row = ways.row_owner(op.out[0]);
   if (op.code == OCTAVO_MOE) {  // meets by itself in between; sums up rows at the end
@@ -85,7 +94,7 @@ Stages stages_of(const octavo_op& op, const Ways& ways) {
 
 std::vector<uint8_t> plan(const std::vector<Op>& ops, const Ways& ways) {
   SyncState state(static_cast<size_t>(ways.buffers + kSharedCount));
-  state.apply({{ways.buffers + kTurns, Owner::kRowT, true}});
+  state.apply({{ways.buffers + kTurns, Owner::kAny, true}});
   std::vector<uint8_t> meet;
   for (const Op& op : ops) {
     const Stages stages = stages_of(op.record, ways);
@@ -104,9 +113,9 @@ std::vector<uint8_t> plan(const std::vector<Op>& ops, const Ways& ways) {
 void Program::plan_barriers() {
   for (const Mode t : {Mode::kFew, Mode::kPanels, Mode::kRows}) {
     for (const Mode r : {Mode::kFew, Mode::kPanels, Mode::kRows}) {
-      for (const bool decode : {false, true}) {
-        const Ways ways{t, r, decode, static_cast<int32_t>(buffers_.size()), buffers_};
-        barriers_[plan_number(t, r, decode)] = plan(ops_, ways);
+      for (const Share share : {Share::kUnits, Share::kItems, Share::kParts}) {
+        const Ways ways{t, r, share, static_cast<int32_t>(buffers_.size()), buffers_};
+        barriers_[plan_number(t, r, share)] = plan(ops_, ways);
       }
     }
   }

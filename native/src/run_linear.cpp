@@ -48,17 +48,17 @@ void Program::few_rows(const Op& op, int thread) {
 void Program::by_panels(const Op& op, int thread) {
   const int64_t m = rows(op.record.out[0]);
   const Act act = place(op.act, act_memory_, shared_rows());
-  prepare(op, act, scratch_[static_cast<size_t>(thread)].scale, {share(m, thread), share(m, thread + 1), 0});
-  Pool::shared().barrier();
+  prepare(op, act, scratch_[static_cast<size_t>(thread)].scale, {part(m, thread), part(m, thread + 1), 0});
+  Pool::shared().barrier(thread, ahead(op, thread));
   multiply_share(op, act, m, thread);
 }
 
 // Operands are the thread's own, a block of rows at a time: rows of different widths in shared memory would overlap.
 void Program::by_rows(const Op& op, int thread) {
   const ThreadScratch& own = scratch_[static_cast<size_t>(thread)];
-  const int64_t m = rows(op.record.out[0]), last = share(m, thread + 1);
+  const int64_t m = rows(op.record.out[0]), last = part(m, thread + 1);
   const Act act = place(op.act, own.operands, kRowBlock);
-  for (int64_t first = share(m, thread); first < last; first += kRowBlock) {
+  for (int64_t first = part(m, thread); first < last; first += kRowBlock) {
     const RowRange block{0, std::min(kRowBlock, last - first), first};
     prepare(op, act, own.scale, block);
     multiply(op, act, block, 0, op.panels, next_panel(op, thread));
@@ -77,8 +77,8 @@ void Program::prepare(const Op& op, const Act& act, float* scale, RowRange r) {
 void Program::multiply_share(const Op& op, const Act& act, int64_t m, int thread) {
   const int64_t n = op.panels, whole = m >= kSharedPanelRows ? n / engine_->threads * engine_->threads : n;
   const uint8_t* next = next_panel(op, thread);
-  multiply(op, act, {0, m, 0}, share(whole, thread), share(whole, thread + 1), whole == n ? next : nullptr);
-  if (whole < n) multiply(op, act, {share(m, thread), share(m, thread + 1), 0}, whole, n, next);
+  multiply(op, act, {0, m, 0}, part(whole, thread), part(whole, thread + 1), whole == n ? next : nullptr);
+  if (whole < n) multiply(op, act, {part(m, thread), part(m, thread + 1), 0}, whole, n, next);
 }
 
 // Rows of operands by panels [p0, p1), counted over all matrices of the record.
@@ -104,18 +104,35 @@ void Program::multiply(const Op& op, const Act& act, RowRange range, int64_t p0,
   }
 }
 
-// Where this thread's weights of the following product begin.
-const uint8_t* Program::next_panel(const Op& op, int thread) const {
-  if (op.next == OCTAVO_NONE) return nullptr;
-  const Op& next = ops_[static_cast<size_t>(op.next)];
-  const Mode how = mode(domain(next));
-  int64_t panel = how == Mode::kRows ? 0 : share(next.panels, thread);
-  for (int j = 0; j < next.count; j++) {
-    const Mat& mat = *next.mats[j];
-    if (panel < mat.panels) return mat.base + panel * mat.panel_bytes;
+// Where this thread's weights of a product begin, and where the first run of them ends.
+Ahead Program::first_weights(const Op& op, int thread) const {
+  const bool all = mode(domain(op)) == Mode::kRows;
+  int64_t panel = all ? 0 : part(op.panels, thread), end = all ? op.panels : part(op.panels, thread + 1);
+  for (int j = 0; j < op.count; j++) {
+    const Mat& mat = *op.mats[j];
+    if (panel < mat.panels) return {mat.base + panel * mat.panel_bytes, mat.base + std::min(end, mat.panels) * mat.panel_bytes};
     panel -= mat.panels;
+    end -= mat.panels;
   }
-  return nullptr;
+  return {};
+}
+
+const uint8_t* Program::next_panel(const Op& op, int thread) const {
+  return op.next == OCTAVO_NONE ? nullptr : first_weights(ops_[static_cast<size_t>(op.next)], thread).next;
+}
+
+// What to fetch before and while `op` waits, as far as it has not been fetched yet.
+Ahead* Program::ahead(const Op& op, int thread) {
+  ThreadScratch& own = scratch_[static_cast<size_t>(thread)];
+  if (own.ahead_of == op.coming) return &own.ahead;
+  own.ahead_of = op.coming;
+  own.ahead = {};
+  if (op.coming == OCTAVO_NONE) return &own.ahead;
+  const Op& coming = ops_[static_cast<size_t>(op.coming)];
+  if (mode(domain(coming)) == Mode::kRows) return &own.ahead;
+  own.ahead = first_weights(coming, thread);
+  own.ahead.end = std::min(own.ahead.end, own.ahead.next + kAheadBytes);
+  return &own.ahead;
 }
 
 }  // namespace octavo

@@ -12,14 +12,14 @@ namespace octavo {
 void Program::moe(const Op& op, int thread) {
   Pool& pool = Pool::shared();
   route(op, thread);
-  pool.barrier();
+  pool.barrier(thread);
   if (thread == 0) sort_pairs(op);
-  pool.barrier();
+  pool.barrier(thread);
   for (const bool down : {false, true}) {
     expert_operands(op, thread, down);
-    pool.barrier();
+    pool.barrier(thread);
     experts(op, thread, down);
-    pool.barrier();
+    pool.barrier(thread);
   }
   combine(op, thread);
 }
@@ -28,7 +28,7 @@ void Program::moe(const Op& op, int thread) {
 void Program::route(const Op& op, int thread) {
   const octavo_op& r = op.record;
   const int64_t count = r.i[1], k = r.i[2];
-  for (int64_t t = share(step_->tokens, thread); t < share(step_->tokens, thread + 1); t++) {
+  for (int64_t t = part(step_->tokens, thread); t < part(step_->tokens, thread + 1); t++) {
     const float* score = data(r.in[2]) + t * stride(r.in[2]);
     int32_t* chosen = moe_.expert + t * k;
     const double top = *std::max_element(score, score + count);
@@ -67,7 +67,7 @@ void Program::sort_pairs(const Op& op) {
 void Program::expert_operands(const Op& op, int thread, bool down) {
   const octavo_op& r = op.record;
   const int64_t pairs = int64_t{step_->tokens} * r.i[2];
-  const int64_t first = share(pairs, thread), last = share(pairs, thread + 1);
+  const int64_t first = part(pairs, thread), last = part(pairs, thread + 1);
   if (down) {
     const Act act = place(op.inner, inner_memory_, int64_t{limits_.max_tokens} * r.i[2]);
     kernels_->quantize(&act, first, last, moe_.inner, moe_.ld_inner, nullptr, nullptr);
@@ -93,7 +93,7 @@ void Program::experts(const Op& op, int thread, bool down) {
   for (int64_t x = 0; x < r.i[1]; x++) {
     const int64_t r0 = moe_.begin[x], r1 = moe_.begin[x + 1];
     const Mat* mat = op.experts[down ? r.i[1] + x : x];
-    const int64_t p0 = share(mat->panels, thread), p1 = share(mat->panels, thread + 1);
+    const int64_t p0 = part(mat->panels, thread), p1 = part(mat->panels, thread + 1);
     if (r0 < r1 && p0 < p1) kernels_->gemm(mat, &act, r0, r1, p0, p1, &e, nullptr);
   }
 }
@@ -101,13 +101,13 @@ void Program::experts(const Op& op, int thread, bool down) {
 void Program::combine(const Op& op, int thread) {
   const octavo_op& r = op.record;
   const int64_t k = r.i[2], n = cols(r.out[0]);
-  float* part = scratch_[static_cast<size_t>(thread)].row;
-  float* sum = part + (n + 15) / 16 * 16;
-  for (int64_t t = share(step_->tokens, thread); t < share(step_->tokens, thread + 1); t++) {
+  float* product = scratch_[static_cast<size_t>(thread)].row;
+  float* sum = product + (n + 15) / 16 * 16;
+  for (int64_t t = part(step_->tokens, thread); t < part(step_->tokens, thread + 1); t++) {
     for (int64_t slot = 0; slot < k; slot++) {
       const float* answer = moe_.outer + moe_.place[t * k + slot] * moe_.ld_outer;
-      kernels_->scale_mul(slot == 0 ? sum : part, answer, nullptr, moe_.share[t * k + slot], n);
-      if (slot > 0) kernels_->add_rows(sum, sum, part, n);
+      kernels_->scale_mul(slot == 0 ? sum : product, answer, nullptr, moe_.share[t * k + slot], n);
+      if (slot > 0) kernels_->add_rows(sum, sum, product, n);
     }
     float* out = data(r.out[0]) + t * stride(r.out[0]);
     if (r.in[1] == OCTAVO_NONE) {

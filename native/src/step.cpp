@@ -82,7 +82,6 @@ void Program::bind(const octavo_step& step) {
   step_ = &step;
   mode_t_ = mode_for(step.tokens);
   mode_r_ = mode_for(step.logit_rows);
-  decode_ = step.tokens == step.sequences;
   uint8_t* next = values_;
   for (size_t b = 0; b < buffers_.size(); b++) {
     base_[b] = reinterpret_cast<float*>(next);
@@ -94,40 +93,35 @@ void Program::bind(const octavo_step& step) {
   for (int32_t s = 0; s < step.sequences; s++) {
     for (int32_t t = step.starts[s]; t < step.starts[s + 1]; t++) sequence_of_[static_cast<size_t>(t)] = s;
   }
-  list_items();
-  share_items();
+  note_turns();
+  plan_attention();
 }
 
-void Program::list_items() {
-  num_items_ = 0;
-  for (int32_t s = 0; s < step_->sequences; s++) {
-    for (int32_t head = 0; head < pages_->kv.kv_heads; head++) {
-      for (int32_t t = step_->starts[s]; t < step_->starts[s + 1]; t += kQueryTile) {
-        const int32_t count = std::min<int32_t>(kQueryTile, step_->starts[s + 1] - t);
-        items_[static_cast<size_t>(num_items_++)] = {s, head, t, count};
-      }
-    }
+// Groups whose layers see all positions have one plan, the others another; one whose sequences share other pages joins those.
+void Program::plan_attention() {
+  int32_t window = 0;
+  bool first = true, second = false;
+  for (size_t g = 0; g < table_.size(); g++) {
+    if (group_window_[g] == 0 && first) plans_[0].make(*step_, table_[g], 0, true), first = false;
+    const bool joins = group_window_[g] == 0 && plans_[0].fits(table_[g]);
+    plan_of_group_[g] = joins ? 0 : 1;
+    if (joins) continue;
+    window = !second || (window > 0 && group_window_[g] > 0) ? std::max(window, group_window_[g]) : 0;
+    second = true;
   }
+  if (second) plans_[1].make(*step_, table_[0], window, false);
+  const bool decode = step_->tokens == step_->sequences;
+  share_ = !first && plans_[0].merges() > 0 ? Share::kParts : decode ? Share::kItems : Share::kUnits;
 }
 
-// Contiguous runs of items of about equal cost for each thread. The bits do not depend on it.
-void Program::share_items() {
-  const auto cost = [&](const Item& item) {
-    return int64_t{item.rows} * (step_->positions[item.first] + item.rows / 2 + 64);  // positions read, and a start
-  };
-  int64_t total = 0;
-  for (int64_t i = 0; i < num_items_; i++) total += cost(items_[static_cast<size_t>(i)]);
-  int64_t reached = 0, i = 0;
-  for (int thread = 0; thread < engine_->threads; thread++) {
-    item_share_[static_cast<size_t>(thread)] = i;
-    const int64_t goal = total * (thread + 1) / engine_->threads;
-    for (; i < num_items_; i++) {
-      const int64_t more = cost(items_[static_cast<size_t>(i)]);
-      if (reached + more / 2 > goal) break;  // the item goes where most of it lies
-      reached += more;
-    }
+// The step's positions that no earlier step had.
+void Program::note_turns() {
+  num_turns_ = 0;
+  for (int32_t t = 0; t < step_->tokens; t++) {
+    uint8_t& known = turned_[static_cast<size_t>(step_->positions[t])];
+    if (!known) turns_[static_cast<size_t>(num_turns_++)] = step_->positions[t];
+    known = 1;
   }
-  item_share_[static_cast<size_t>(engine_->threads)] = num_items_;
 }
 
 bool Program::run(const octavo_step& step, std::string* error, double* op_seconds) {
@@ -145,7 +139,7 @@ const float* Program::logits(int64_t* stride_out) const {
 
 int Program::barriers(int64_t tokens, int64_t logit_rows) const {
   int count = 0;
-  for (const uint8_t flag : barriers_[plan_number(mode_for(tokens), mode_for(logit_rows), true)]) count += flag != 0;
+  for (const uint8_t flag : barriers_[plan_number(mode_for(tokens), mode_for(logit_rows), Share::kItems)]) count += flag != 0;
   return count;
 }
 

@@ -14,9 +14,15 @@ enum class Mode : int8_t {
   kPanels = 1,  // rows of operands are split, then panels
   kRows = 2,    // rows are split throughout
 };
-constexpr int kPlans = 3 * 3 * 2;  // modes of T and R rows, decode or not
-constexpr int plan_number(Mode t, Mode r, bool decode) {
-  return (static_cast<int>(t) * 3 + static_cast<int>(r)) * 2 + decode;
+// How attention is shared.
+enum class Share : int8_t {
+  kUnits = 0,  // by units of several tokens
+  kItems = 1,  // (sequence, head) units: their threads also own the queries, keys and values
+  kParts = 2,  // units of which several make one result
+};
+constexpr int kPlans = 3 * 3 * 3;
+constexpr int plan_number(Mode t, Mode r, Share share) {
+  return (static_cast<int>(t) * 3 + static_cast<int>(r)) * 3 + static_cast<int>(share);
 }
 
 // Two accesses of one owner kind need no barrier between them: the same thread makes both. kAny needs one.

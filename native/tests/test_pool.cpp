@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "../src/cpus.h"
 #include "../src/pool.h"
 #include "check.h"
 
@@ -44,7 +45,7 @@ struct Rounds {
       const int64_t left = r.slots[phase & 1][(thread + 1) % r.threads].value;
       r.slots[(phase & 1) ^ 1][thread].value = left + thread + 1;
       if (thread == r.late) sleep_ms(1);
-      r.pool->barrier();
+      r.pool->barrier(thread);
     }
   }
   // What slot `thread` holds after all phases, by one thread.

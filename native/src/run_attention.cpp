@@ -1,0 +1,142 @@
+// Positions, pages and attention.
+#include <algorithm>
+
+#include "pool.h"
+#include "program.h"
+
+namespace octavo {
+
+const int32_t* Program::page_row(const Op& op, int32_t sequence) const {
+  const size_t group = static_cast<size_t>(layer_group_[static_cast<size_t>(op.record.i[1])]);
+  return table_[group] + int64_t{step_->table_row[sequence]} * step_->table_width;
+}
+
+const AttentionPlan& Program::plan_of(const Op& op) const {
+  return plans_[plan_of_group_[static_cast<size_t>(layer_group_[static_cast<size_t>(op.record.i[1])])]];
+}
+
+// Queries, keys and values of the rows that this thread owns: by items when it will attend with them itself.
+void Program::rope_kv(const Op& op, int thread) {
+  if (share_ == Share::kItems) {
+    const AttentionPlan& plan = plan_of(op);
+    for (int64_t i = plan.begin(thread); i < plan.begin(thread + 1); i++) {
+      const Unit& unit = plan.unit(i);
+      rope_unit(op, unit.first, unit.sequence, unit.head);
+    }
+    return;
+  }
+  // whole rows where rows are split throughout, otherwise (row, head) pairs
+  const int32_t heads = pages_->kv.kv_heads;
+  const int64_t grain = mode_t_ == Mode::kRows ? heads : 1, units = step_->tokens * heads / grain;
+  for (int64_t u = part(units, thread) * grain; u < part(units, thread + 1) * grain; u++) {
+    const int64_t row = u / heads;
+    rope_unit(op, row, sequence_of_[static_cast<size_t>(row)], static_cast<int32_t>(u % heads));
+  }
+}
+
+void Program::rope_unit(const Op& op, int64_t row, int32_t sequence, int32_t head) {
+  const octavo_op& r = op.record;
+  const KV& kv = pages_->kv;
+  const int32_t position = step_->positions[row];
+  const int64_t dim = r.i[2], group = cols(r.in[0]) / dim / kv.kv_heads;
+  const Rope& rope = ropes_[static_cast<size_t>(r.i[0])];
+  const int64_t pairs = static_cast<int64_t>(rope.inv_freq.size());
+  const float *cos = rope.turns + 2 * position * pairs, *sin = cos + pairs;
+  float* q = data(r.in[0]) + row * stride(r.in[0]) + head * group * dim;
+  float* k = data(r.in[1]) + row * stride(r.in[1]) + head * dim;
+  const float* v = data(r.in[2]) + row * stride(r.in[2]) + head * dim;
+  if (op.vectors[0] != nullptr) kernels_->qk_norm(q, group, dim, op.vectors[0], r.f[0]);
+  if (op.vectors[1] != nullptr) kernels_->qk_norm(k, 1, dim, op.vectors[1], r.f[0]);
+  kernels_->rope(q, group, dim, 2 * pairs, cos, sin);
+  kernels_->rope(k, 1, dim, 2 * pairs, cos, sin);
+  if (step_->no_write != nullptr && step_->no_write[sequence]) return;
+  const size_t layer = static_cast<size_t>(r.i[1]);
+  uint8_t* blob = pages_->blob(layer_index_[layer], page_row(op, sequence)[position / kv.page_size], head);
+  kernels_->kv_write(&kv, blob, position % kv.page_size, k, v);
+}
+
+// Where the unit after this one begins to read.
+const uint8_t* Program::first_blob(const Op& op, const AttentionPlan& plan, int64_t next, int64_t end) const {
+  if (next >= end) return nullptr;
+  const Unit& unit = plan.unit(next);
+  const int32_t window = op.record.i[3];
+  int64_t seen = unit.chunk0 * kChunk;
+  if (window > 0) seen = std::max<int64_t>(step_->positions[unit.first] - window + 1, 0);
+  const int32_t page = page_row(op, unit.sequence)[seen / pages_->kv.page_size];
+  return pages_->blob(layer_index_[static_cast<size_t>(op.record.i[1])], page, unit.head);
+}
+
+AttnItem Program::attention_item(const Op& op, int32_t sequence, int32_t head, int32_t rows) const {
+  const octavo_op& r = op.record;
+  const int64_t dim = r.i[2], group = cols(r.in[0]) / dim / pages_->kv.kv_heads;
+  AttnItem a{};
+  a.kv = &pages_->kv;
+  a.pages = page_row(op, sequence);
+  a.layer_in_group = layer_index_[static_cast<size_t>(r.i[1])];
+  a.kv_head = head;
+  a.group = static_cast<int32_t>(group);
+  a.rows = rows;
+  a.ldq = stride(r.in[0]);
+  a.ldo = stride(r.out[0]);
+  a.q = data(r.in[0]) + head * group * dim;
+  a.out = data(r.out[0]) + head * group * dim;
+  a.scale = r.f[0];
+  a.soft_cap = r.f[1];
+  a.window = r.i[3];
+  a.sinks = op.vectors[0] == nullptr ? nullptr : op.vectors[0] + head * group;
+  return a;
+}
+
+// The item's rows begin with this token. States, where there are any, lie by kv head, then by token.
+void Program::give_rows(const Op& op, AttnItem* a, int64_t token) const {
+  a->pos0 = step_->positions[token];
+  a->q += token * a->ldq;
+  a->out += token * a->ldo;
+  if (a->partial != nullptr) a->partial += token * a->group * a->partial_chunks * kernels_->attn_partial(op.record.i[2]);
+}
+
+void Program::attention(const Op& op, int thread) {
+  const AttentionPlan& plan = plan_of(op);
+  run_units(op, plan, thread);
+  if (share_ != Share::kParts) return;
+  Pool::shared().barrier(thread, ahead(op, thread));
+  merge_parts(op, plan, thread);
+}
+
+void Program::run_units(const Op& op, const AttentionPlan& plan, int thread) {
+  const int64_t end = plan.begin(thread + 1);
+  for (int64_t i = plan.begin(thread); i < end; i++) {
+    const Unit& unit = plan.unit(i);
+    AttnItem a = attention_item(op, unit.sequence, unit.head, unit.rows);
+    a.scratch = scratch_[static_cast<size_t>(thread)].attention;
+    a.prefetch = first_blob(op, plan, i + 1, end);
+    a.chunk0 = unit.chunk0;
+    a.chunk1 = unit.chunk1;
+    if (unit.parts) a.partial = states_of(op, plan, unit.head), a.partial_chunks = plan.part_chunks();
+    if (unit.shared) {
+      a.row_index = plan.token(unit);
+      a.positions = plan.position(unit);
+    } else {
+      give_rows(op, &a, unit.first);
+    }
+    kernels_->attention(&a);
+  }
+}
+
+float* Program::states_of(const Op& op, const AttentionPlan& plan, int32_t head) const {
+  const int64_t group = cols(op.record.in[0]) / op.record.i[2] / pages_->kv.kv_heads;
+  return states_ + head * step_->tokens * group * plan.part_chunks() * kernels_->attn_partial(op.record.i[2]);
+}
+
+void Program::merge_parts(const Op& op, const AttentionPlan& plan, int thread) {
+  for (int64_t i = part(plan.merges(), thread); i < part(plan.merges(), thread + 1); i++) {
+    const Merge& merge = plan.merge(i);
+    AttnItem a = attention_item(op, merge.sequence, merge.head, merge.rows);
+    a.partial = states_of(op, plan, merge.head);
+    a.partial_chunks = plan.part_chunks();
+    give_rows(op, &a, merge.first);
+    kernels_->attention_merge(&a);
+  }
+}
+
+}  // namespace octavo

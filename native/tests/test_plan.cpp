@@ -1,0 +1,153 @@
+// Attention plans over random batches, some with common pages: whatever is shared and cut, each (token, head, chunk) is read
+// exactly once, from the token's own pages, results are merged where they were made in parts, and threads have equal work.
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "plan.h"
+
+using namespace octavo;
+
+namespace {
+
+struct Batch {
+  std::vector<int32_t> positions, starts{0}, rows, table;
+  int32_t width = 0, page = 0;
+  octavo_step step{};
+
+  const int32_t* pages(int32_t s) const { return table.data() + rows[static_cast<size_t>(s)] * width; }
+  int32_t sequence_of(int64_t token) const {
+    return static_cast<int32_t>(std::upper_bound(starts.begin(), starts.end(), token) - starts.begin()) - 1;
+  }
+};
+
+// Sequences in families that have a prefix of pages in common, perhaps a longer one with some of them.
+Batch random_batch(check::Random* rng, int32_t page, int32_t most_sequences, int32_t most_tokens) {
+  Batch b;
+  b.page = page;
+  const int32_t count = static_cast<int32_t>(rng->between(1, most_sequences));
+  const bool decode = rng->below(2) == 0;
+  std::vector<std::vector<int32_t>> known;
+  int32_t fresh = 0;
+  for (int32_t s = 0; s < count; s++) {
+    const int32_t left = most_tokens - b.starts.back() - (count - s - 1);
+    const int32_t tokens = decode || rng->below(3) > 0 ? 1 : static_cast<int32_t>(rng->between(1, std::min<int32_t>(left, 90)));
+    const int32_t begin = static_cast<int32_t>(rng->below(rng->below(2) ? 3000 : 400));
+    std::vector<int32_t> pages(static_cast<size_t>((begin + tokens + page - 1) / page));
+    for (int32_t& p : pages) p = fresh++;
+    if (!known.empty() && rng->below(4) > 0) {
+      const std::vector<int32_t>& other = known[static_cast<size_t>(rng->below(static_cast<int64_t>(known.size())))];
+      const int64_t same = rng->between(0, std::min<int64_t>(static_cast<int64_t>(other.size()), begin / page));
+      std::copy(other.begin(), other.begin() + same, pages.begin());
+      if (same > 0 && rng->below(4) == 0) pages[static_cast<size_t>(rng->below(same))] = fresh++;  // one in the middle is another
+    }
+    for (int32_t t = 0; t < tokens; t++) b.positions.push_back(begin + t);
+    b.starts.push_back(b.starts.back() + tokens);
+    b.width = std::max(b.width, static_cast<int32_t>(pages.size()));
+    known.push_back(pages);
+  }
+  b.table.assign(known.size() * static_cast<size_t>(b.width), -1);
+  for (int32_t s = 0; s < count; s++) {
+    b.rows.push_back(count - 1 - s);
+    std::copy(known[static_cast<size_t>(s)].begin(), known[static_cast<size_t>(s)].end(), b.table.begin() + int64_t{count - 1 - s} * b.width);
+  }
+  b.step.tokens = b.starts.back(), b.step.sequences = count;
+  b.step.positions = b.positions.data(), b.step.starts = b.starts.data();
+  b.step.table_row = b.rows.data(), b.step.table_width = b.width, b.step.table_rows = count;
+  return b;
+}
+
+using Key = std::tuple<int64_t, int32_t, int64_t>;  // token, head, chunk
+
+struct Seen {
+  std::map<Key, int> reads;
+  std::map<std::pair<int64_t, int32_t>, int> parts, merges;
+  bool pages_right = true, shared = false, cut = false;
+};
+
+void read_unit(const Batch& b, const AttentionPlan& plan, const Unit& unit, Seen* seen) {
+  seen->shared = seen->shared || unit.shared;
+  seen->cut = seen->cut || (unit.parts && !unit.shared && unit.chunk0 == 0);
+  for (int32_t i = 0; i < unit.rows; i++) {
+    const int64_t token = unit.shared ? plan.token(unit)[i] : unit.first + i;
+    const int64_t position = b.positions[static_cast<size_t>(token)];
+    const int32_t own = b.sequence_of(token);
+    if (unit.shared) seen->pages_right = seen->pages_right && plan.position(unit)[i] == position;
+    const int64_t end = unit.chunk1 > 0 ? std::min<int64_t>(unit.chunk1, position / kChunk + 1) : position / kChunk + 1;
+    for (int64_t chunk = unit.chunk0; chunk < end; chunk++) {
+      seen->reads[{token, unit.head, chunk}]++;
+      for (int64_t p = chunk * kChunk; p <= std::min(position, chunk * kChunk + kChunk - 1); p++) {
+        seen->pages_right = seen->pages_right && b.pages(unit.sequence)[p / b.page] == b.pages(own)[p / b.page];
+      }
+    }
+    if (unit.parts) seen->parts[{token, unit.head}] = 1;
+  }
+}
+
+void check_plan(const Batch& b, const AttentionPlan& plan, int threads, int32_t heads, Seen* seen) {
+  for (int64_t i = 0; i < plan.begin(threads); i++) read_unit(b, plan, plan.unit(i), seen);
+  for (int64_t i = 0; i < plan.merges(); i++) {
+    const Merge& m = plan.merge(i);
+    for (int32_t t = m.first; t < m.first + m.rows; t++) seen->merges[{t, m.head}]++;
+  }
+  bool once = true;
+  size_t wanted = 0;
+  for (int64_t token = 0; token < b.step.tokens; token++) {
+    for (int32_t head = 0; head < heads; head++) {
+      for (int64_t chunk = 0; chunk <= b.positions[static_cast<size_t>(token)] / kChunk; chunk++, wanted++) {
+        const auto found = seen->reads.find({token, head, chunk});
+        once = once && found != seen->reads.end() && found->second == 1;
+      }
+    }
+  }
+  CHECK(once && seen->reads.size() == wanted);
+  CHECK(seen->pages_right);
+  CHECK(seen->parts == seen->merges);
+}
+
+// No thread has much more than its part: a piece that cannot be cut, and what cuts cost.
+void check_shares(const AttentionPlan& plan, const Batch& b, int threads, bool by_chunks) {
+  int64_t most = 0, all = 0, largest = 0;
+  for (int thread = 0; thread < threads; thread++) {
+    int64_t own = 0;
+    for (int64_t i = plan.begin(thread); i < plan.begin(thread + 1); i++) {
+      const Unit& u = plan.unit(i);
+      const int64_t last = u.shared ? u.chunk1 * kChunk : b.positions[static_cast<size_t>(u.first)] + u.rows / 2 + 1;
+      const int64_t end = u.chunk1 > 0 ? std::min<int64_t>(last, u.chunk1 * kChunk) : last;
+      const int64_t cost = (end - u.chunk0 * kChunk + 64) * (u.rows + 2);
+      own += cost;
+      largest = std::max(largest, by_chunks ? std::min<int64_t>(cost, (kChunk + 64) * (u.rows + 2)) : cost);
+    }
+    most = std::max(most, own);
+    all += own;
+  }
+  CHECK(most <= all / threads + 2 * largest);
+}
+
+}  // namespace
+
+int main() {
+  check::Random rng(5);
+  int shared = 0, cut = 0;
+  for (int turn = 0; turn < 300; turn++) {
+    const int32_t page = 16 << rng.below(3), heads = static_cast<int32_t>(rng.between(1, 4)), threads = static_cast<int32_t>(rng.between(1, 4));
+    const Batch b = random_batch(&rng, page, 12, 256);
+    const bool parts = rng.below(4) > 0;
+    AttentionPlan plan;
+    plan.open({threads, heads, page, 256, 12, turn % 9 == 0 ? 5000 : int64_t{1} << 20, 100});
+    for (int again = 0; again < 2; again++) plan.make(b.step, b.table.data(), 0, parts);
+    Seen seen;
+    check_plan(b, plan, threads, heads, &seen);
+    check_shares(plan, b, threads, parts && turn % 9 != 0);
+    CHECK(parts || !(seen.shared || seen.cut || plan.merges()));
+    CHECK(plan.fits(b.table.data()));
+    shared += seen.shared, cut += seen.cut;
+    std::vector<int32_t> other = b.table;
+    for (int32_t& p : other) p = static_cast<int32_t>(&p - other.data());
+    CHECK(plan.fits(other.data()) != seen.shared);
+  }
+  CHECK(shared > 20 && cut > 20);
+  return check::finish("test_plan");
+}
