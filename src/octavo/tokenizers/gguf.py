@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from octavo.core.errors import InvalidInput
@@ -85,27 +87,19 @@ def derive_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
         if kind in (0, 1, USER_DEFINED)
     ]
     scored.sort(key=lambda item: -item[0])  # stable: equal scores stay in order of id
+    several = {score for score, count in Counter(score for score, _ in scored).items() if count > 1}
     merges: list[tuple[str, str]] = []
-    start, last = 0, 0.0
-    for score, piece in scored:
-        if score != last:
-            _rank_equals(merges, start)
-            start, last = len(merges), score
-        for cut in range(len(piece) - 1, 0, -1):
-            left = piece[:cut]
-            if left in known:
-                right = piece[cut:]
-                if right in known:
-                    merges.append((left, right))
-    _rank_equals(merges, start)
+    for shared, run in groupby(scored, lambda item: item[0] if item[0] in several else None):
+        found = [
+            (left, piece[cut:])
+            for _, piece in run
+            for cut in range(len(piece) - 1, 0, -1)
+            if (left := piece[:cut]) in known and piece[cut:] in known
+        ]
+        if shared is not None:
+            found.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
+        merges += found
     return merges
-
-
-def _rank_equals(merges: list[tuple[str, str]], start: int) -> None:
-    """Order the merges from `start` on, whose pieces have one score; most often they are one piece's, in order."""
-    tail = merges[start:]
-    if len({len(left) + len(right) for left, right in tail}) > 1 or len({a + b for a, b in tail}) > 1:
-        merges[start:] = sorted(tail, key=lambda pair: (-len(pair[0]), -len(pair[1])))
 
 
 def _add_tokens(core: Any, vocabulary: Vocabulary) -> None:

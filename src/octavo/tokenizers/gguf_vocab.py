@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +107,8 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int) -> Sequence[flo
     if not isinstance(listed, (list, tuple)) or len(listed) != count:
         size = len(listed) if isinstance(listed, (list, tuple)) else values
         raise InvalidInput(_KEY + name, size, f"must be {count} numbers, one for each token")
+    if isinstance(values, array) and all(map(math.isfinite, listed)) and max(map(abs, listed)) <= _LARGEST:
+        return listed
     for index, value in enumerate(listed):
         if not isinstance(value, (int, float)) or not -_LARGEST <= value <= _LARGEST:
             raise InvalidInput(f"{_KEY}{name}[{index}]", value, "must be a finite number")
