@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from octavo.core.batch import RowResult, ScheduleDecision, ScheduledRow, StepResult, TokenLogprobs
+from octavo.core.batch import (
+    DrawnRows,
+    RowResult,
+    ScheduleDecision,
+    ScheduledRow,
+    StepResult,
+    StepRows,
+    TokenLogprobs,
+)
 from octavo.core.errors import RowError
 from octavo.core.kv import KVCacheManager
 
@@ -114,6 +122,9 @@ class NullModel:
             RowResult(error=failed[i]) if i in failed else self._answer(row) for i, row in enumerate(decision.rows)
         )
         self.rows_computed += decision.num_scheduled_tokens
+        if isinstance(decision.rows, StepRows) and not failed and decision.step % 2:  # both forms must do the same
+            decodes = len(decision.rows.slots)
+            results = DrawnRows([row.token_ids[0] for row in results[:decodes]], results[decodes:])
         return StepResult(decision.step, results)
 
     def _copy_pages(self, decision: ScheduleDecision) -> None:

@@ -17,6 +17,7 @@ from random_run import PLANS, Run, worlds
 from octavo.core.batch import RowResult, StepResult
 from octavo.core.errors import InvalidInput, RowError
 from octavo.core.events import EventKind
+from octavo.core.request import Branch
 
 
 @given(worlds(), st.lists(PLANS, min_size=1, max_size=7))
@@ -99,7 +100,8 @@ def picture(scheduler):
     branches = [b for request in scheduler._roster.requests.values() for b in request.branches]
     tables = [scheduler.kv.page_table(b.key) for b in branches if scheduler.kv.has_branch(b.key)]
     queues = [sorted(b.key for b in queue) for queue in (scheduler._roster.waiting, scheduler._roster.running)]
-    return [vars(b).copy() for b in branches], tables, queues, scheduler.kv.audit()
+    fields = [{name: getattr(b, name) for name in Branch.__slots__} for b in branches]
+    return fields, tables, queues, scheduler.kv.audit()
 
 
 @pytest.mark.parametrize("windows", [(0,), (3, 0)])

@@ -23,7 +23,7 @@ PROMPT = (4, 5, 5, 6)
 
 
 def make_slot(tokens: tuple[int, ...] = PROMPT, num_groups: int = 1) -> Slot:
-    return Slot(SlotInit(SamplingParams(), 7, tokens, len(PROMPT)), num_groups)
+    return Slot(SlotInit(SamplingParams(presence_penalty=1.0), 7, tokens, len(PROMPT)), num_groups)
 
 
 def make_row(start: int, tokens: tuple[int, ...], known: int | None = None, **fields: Any) -> ScheduledRow:
@@ -52,10 +52,11 @@ def test_page_deltas_overwrite_grow_and_refuse_gaps() -> None:
     slot = make_slot(num_groups=2)
     deltas = (PageTableDelta(0, 0, (3, 4)), PageTableDelta(1, 0, (8,)), PageTableDelta(0, 0, (-1,)))
     for _ in range(2):
-        slot.update(make_row(0, PROMPT, page_deltas=deltas))
+        for delta in deltas:
+            slot.place(delta)
         assert slot.pages == [[-1, 4], [8]]
     with pytest.raises(InvariantBroken):
-        slot.update(make_row(0, PROMPT, page_deltas=(PageTableDelta(1, 3, (9,)),)))
+        slot.place(PageTableDelta(1, 3, (9,)))
     with pytest.raises(InvariantBroken):
         slot.update(make_row(6, (1,)))
 
@@ -110,7 +111,8 @@ def test_the_sampler_gets_each_row_s_own_parameters_noise_coordinates_and_counts
         return process(logits, rows)
 
     runner.backend = _Patched(runner.backend, process_logits=watched)
-    params = {seed: SamplingParams(temperature=1.0, n=2, max_tokens=4, seed=seed, ignore_eos=True) for seed in (3, 8)}
+    common = {"temperature": 1.0, "n": 2, "max_tokens": 4, "ignore_eos": True, "frequency_penalty": 0.1}
+    params = {seed: SamplingParams(seed=seed, **common) for seed in (3, 8)}
     for seed, one in params.items():
         core.submit(make_request(f"r{seed}", (*PROMPT, seed), one), 0.0)
     outputs: dict[tuple[int, int], list[int]] = {}

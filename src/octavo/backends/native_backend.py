@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from octavo.backends.native_lower import lower
 from octavo.backends.native_pages import NativeKVPool, PageTables, page_bytes
 from octavo.backends.native_program import NativeProgram, StepLimits, fill_sampling
 from octavo.backends.native_records import MatrixSpec, VectorSpec, WeightSpec
+from octavo.backends.native_slots import SlotSampling
 from octavo.backends.ops import ForwardBatch, SamplingRow
 from octavo.backends.sampling import is_plain, refuse_undrawable
 from octavo.core.batch import TokenLogprobs
@@ -31,7 +33,6 @@ from octavo.core.kv_groups import KVGroup
 
 __all__ = ["NativeBackend", "NativeModel"]
 
-ROW_BLOCK = 256  # rows of operands that a thread keeps (program.h)
 Floats = NDArray[np.float32]
 Read = Callable[[str], Any]  # weight name -> float32 array
 ReadCodes = Callable[[str], StoredCodes | None]  # weight name -> its codes, where it is stored so
@@ -61,12 +62,20 @@ class NativeEngine:
             return lib.check(self._lib.octavo_add_vector(self.handle, values.ctypes.data, values.size), spec.name)
         names = [name for name in (spec.name, spec.up) if name]
         rows = [row for row in map(in_file, names) if row is not None] if in_file is not None else []
-        if len(rows) == len(names) and hasattr(self._lib, "octavo_add_stored"):
+        if len(rows) == len(names):
             return self._add_stored(spec, rows)
         stored = [codes(name) for name in names] if codes is not None else [None]
         halves = [half for half in stored if half is not None]
         found = code_arrays(spec.format, halves) if len(halves) == len(stored) else None
         return self._add_values(spec, read) if found is None else self._add_codes(spec, found)
+
+    def declare(self, spec: WeightSpec, shape: Sequence[int]) -> int:
+        """A weight of zeros, which takes no memory as long as nothing reads it; its number."""
+        if isinstance(spec, MatrixSpec):
+            record = _matrix(shape, spec.format, bool(spec.up))
+            return lib.check(self._lib.octavo_declare_matrix(self.handle, record), spec.name)
+        zeros = np.zeros(shape[0], np.float32)
+        return self.add(spec, lambda name: zeros)
 
     def _add_stored(self, spec: MatrixSpec, halves: Sequence[StoredRows]) -> int:
         records = (lib.Stored * len(halves))(
@@ -151,8 +160,7 @@ class NativeBackend:
 
         `page_table` is lists [G][S][*], or the array of `page_tables` with `table_rows` [S], the slot of each sequence.
         """
-        starts = np.zeros(len(query_lens) + 1, np.int32)
-        np.cumsum(query_lens, out=starts[1:])
+        starts = np.array([0, *accumulate(query_lens)], np.int32)
         places = np.asarray(positions, np.int32)
         table = page_table if isinstance(page_table, np.ndarray) else _table(page_table)
         slots = np.arange(len(query_lens), dtype=np.int32) if table_rows is None else np.asarray(table_rows, np.int32)
@@ -176,6 +184,14 @@ class NativeBackend:
     def page_tables(self, num_groups: int) -> PageTables:
         """Tables that a runner keeps by slot and `batch` takes as they lie."""
         return PageTables(num_groups)
+
+    def slot_sampling(self) -> SlotSampling:
+        """Sampling parameters that a runner keeps by slot; the records it makes go into `ForwardBatch.draws`."""
+        return SlotSampling()
+
+    def drawn(self, logits: Floats) -> list[int]:
+        """The ids drawn during the step that gave these logits, one for each draw; -1: nothing can be drawn."""
+        return self._drawn[1] if self._drawn[0] is logits else []
 
     def copy_pages(self, kv: NativeKVPool, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source to page target, for each pair."""
@@ -256,8 +272,7 @@ class NativeModel:
 
     def make_room(self, pool: NativeKVPool, scheduling: Any) -> None:
         """`open` for the limits of a scheduler (max_batched_tokens, max_running_requests, max_seq_len)."""
-        s = scheduling
-        self.open(pool, StepLimits(s.max_batched_tokens, s.max_running_requests, s.max_seq_len))
+        self.open(pool, _limits(scheduling))
 
     def weight_bytes(self) -> int:
         """Bytes of all weights, packed."""
@@ -273,11 +288,19 @@ class NativeModel:
         """Bytes of one page. Raises InvalidInput for a size that the backend has no pages of."""
         return page_bytes(self.backend.engine.handle, page_size, self.kv_groups())
 
-    def activation_bytes(self, tokens: int) -> int:
-        """About what the largest step takes beside logits: values of `tokens` rows, working memory of each thread."""
-        widths = [cols for rows, cols in self.lowered.buffers if rows == lib.ROWS_T]
-        own = 4 * ROW_BLOCK * max(widths) + 8 * int(self.model.config.vocab_size)
-        return 4 * tokens * sum(widths) + self.backend.engine.threads * own
+    def step_bytes(self, scheduling: Any, page_size: int) -> tuple[int, int]:
+        """What the largest step takes: activations with working memory, and logits.
+
+        Exactly what `make_room` will take: a program is opened over weights that are only declared.
+        """
+        limits = _limits(scheduling)
+        engine = NativeEngine(self.backend.engine.isa, self.backend.engine.threads)
+        weights = {spec: engine.declare(spec, self.shapes[spec.name]) for spec in self.lowered.weights()}
+        groups = self.kv_groups()
+        pool = NativeKVPool(engine, len(groups), page_size, groups)
+        program = NativeProgram(engine, pool, self.lowered, weights, limits, self.model.config.vocab_size)
+        logits = 4 * limits.logit_rows * (-(-int(self.model.config.vocab_size) // 16) * 16)
+        return program.num_bytes - logits, logits
 
     def describe(self) -> str:
         """How it runs, in one line."""
@@ -307,14 +330,20 @@ class NativeModel:
         return program
 
     def forward(self, ops: Any, w: Any, batch: ForwardBatch) -> Floats:
-        """Logits [R, V] of the rows `batch.logit_rows`; with `batch.sampling`, draws them in the same call."""
+        """Logits [R, V] of the rows `batch.logit_rows`; with `batch.draws` or `sampling`, draws in the same call."""
         program = batch.kv.programs.get(self)
         if program is None:
             program = self.open(batch.kv, self.limits)
-        rows = batch.sampling if all(map(is_plain, batch.sampling)) else ()
-        logits, drawn = program.run(batch, rows)
-        self.backend._drawn = (logits if rows else None, drawn)
+        if batch.draws is not None:
+            logits, drawn = program.run_draws(batch)
+        else:
+            logits, drawn = program.run(batch, batch.sampling if all(map(is_plain, batch.sampling)) else ())
+        self.backend._drawn = (logits if drawn else None, drawn)
         return logits
+
+
+def _limits(scheduling: Any) -> StepLimits:
+    return StepLimits(scheduling.max_batched_tokens, scheduling.max_running_requests, scheduling.max_seq_len)
 
 
 def _floats(values: Any) -> Floats:

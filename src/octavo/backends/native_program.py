@@ -59,6 +59,8 @@ class NativeProgram:
         self._step = lib.Step(size=ctypes.sizeof(lib.Step))
         self._sampling = (lib.Sampling * limits.max_sequences)()
         self._sampled = np.empty(limits.max_sequences, np.int32)
+        self._sampled_at = self._sampled.ctypes.data
+        self._seen: tuple[int, Floats] = (0, np.empty((0, vocab_size), np.float32))  # address and all rows of logits
 
     @property
     def num_bytes(self) -> int:
@@ -81,14 +83,19 @@ class NativeProgram:
 
         Raises InvalidInput for a step outside the limits or with indices outside their arrays.
         """
+        fill_sampling(self._sampling, rows)
+        return self._run(batch, ctypes.addressof(self._sampling), len(rows))
+
+    def run_draws(self, batch: ForwardBatch) -> tuple[Floats, list[int]]:
+        """`run` with the records `batch.draws` (native_slots.py) in place of rows."""
+        return self._run(batch, batch.draws.ctypes.data, len(batch.draws))
+
+    def _run(self, batch: ForwardBatch, sampling: int, samples: int) -> tuple[Floats, list[int]]:
         step = self._step
         self._fill(batch)
-        step.samples = len(rows)
-        if rows:
-            fill_sampling(self._sampling, rows)
-            step.sampling, step.sampled = ctypes.addressof(self._sampling), self._sampled.ctypes.data
+        step.samples, step.sampling, step.sampled = samples, sampling, self._sampled_at
         lib.check(self._lib.octavo_run(self.handle, step), "step")
-        return self._logits(step.logit_rows), self._sampled[: len(rows)].tolist()
+        return self._logits(step.logit_rows), self._sampled[:samples].tolist()
 
     def _fill(self, batch: ForwardBatch) -> None:
         step, table = self._step, batch.page_table
@@ -106,18 +113,25 @@ class NativeProgram:
             return np.empty((0, self.vocab_size), np.float32)
         stride = ctypes.c_int64()
         address = self._lib.octavo_logits(self.handle, stride)
-        memory = (ctypes.c_float * (rows * stride.value)).from_address(address)
-        return np.ctypeslib.as_array(memory).reshape(rows, stride.value)[:, : self.vocab_size]
+        if address != self._seen[0]:
+            memory = (ctypes.c_float * (self.limits.logit_rows * stride.value)).from_address(address)
+            self._seen = address, np.ctypeslib.as_array(memory).reshape(-1, stride.value)[:, : self.vocab_size]
+        return self._seen[1][:rows]
 
 
 def fill_sampling(records: Any, rows: Sequence[SamplingRow]) -> None:
     """`rows` as octavo_sampling records, row i of the logits each."""
     for at, wanted in enumerate(rows):
-        p = wanted.params
-        records[at] = (
-            *(at, max(0, p.top_k), p.temperature, p.top_p, p.min_p, wanted.seed & (1 << 64) - 1),
-            *(wanted.choice & 0xFFFFFFFF, wanted.output_index & 0xFFFFFFFF, wanted.purpose & 0xFFFFFFFF, 0),
-        )
+        records[at] = sampling_record(at, wanted)
+
+
+def sampling_record(row: int, wanted: SamplingRow) -> tuple[float, ...]:
+    """The octavo_sampling record of a draw from one row of the logits."""
+    p = wanted.params
+    return (
+        *(row, max(0, p.top_k), p.temperature, p.top_p, p.min_p, wanted.seed & (1 << 64) - 1),
+        *(wanted.choice & 0xFFFFFFFF, wanted.output_index & 0xFFFFFFFF, wanted.purpose & 0xFFFFFFFF, 0),
+    )
 
 
 def _spec(

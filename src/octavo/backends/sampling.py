@@ -15,6 +15,7 @@ from octavo.backends.ops import SamplingRow
 from octavo.backends.random import GUMBEL_MAX, GUMBEL_MIN, MASK32, gumbel, philox4x32
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, RowError
+from octavo.core.params import SamplingParams
 
 BANNED = -math.inf
 REACH = GUMBEL_MAX - GUMBEL_MIN  # a candidate further behind the best one than this cannot win
@@ -22,12 +23,16 @@ REACH = GUMBEL_MAX - GUMBEL_MIN  # a candidate further behind the best one than 
 Candidate = tuple[float, int]  # (logit - largest logit) / temperature, token id
 
 
+def has_penalties(p: SamplingParams) -> bool:
+    """True when a logit depends on how often its token has occurred."""
+    return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+
+
 def is_plain(wanted: SamplingRow) -> bool:
     """True when `process_row` would change nothing."""
     p = wanted.params
     bans = p.banned_token_ids or wanted.banned_now or p.allowed_token_ids is not None or wanted.grammar_mask is not None
-    penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-    return not (p.logit_bias or bans or penalties)
+    return not (p.logit_bias or bans or has_penalties(p))
 
 
 def banned_ids(wanted: SamplingRow) -> tuple[int, ...]:

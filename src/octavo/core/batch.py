@@ -1,13 +1,17 @@
 """What the scheduler tells the runner to do in one step, and what the runner answers: plain, serialisable values.
 
 plan(now) -> ScheduleDecision -> ModelRunner.execute -> StepResult -> commit(result)
+
+Most rows of most steps plainly decode: one token in, one drawn. These travel as columns (`StepRows`, `DrawnRows`), and
+whoever wants single rows reads the same objects as sequences. What is made for every row and step is not frozen: that
+would cost more than all else about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
@@ -46,7 +50,7 @@ class PageTableDelta:
     pages: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ScheduledRow:
     """One branch's share of a step: ``len(token_ids)`` tokens at positions ``start, start + 1, ...``."""
 
@@ -66,6 +70,74 @@ class ScheduledRow:
     def num_scheduled_tokens(self) -> int:
         """Tokens that this step computes for the branch."""
         return len(self.token_ids)
+
+
+_Row = TypeVar("_Row")
+
+
+class _Rows(Sequence[_Row]):
+    """A sequence whose elements are made when they are looked at. Equal to any sequence of equal elements."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def _row(self, index: int) -> _Row:
+        """Element 0 <= index < len(self)."""
+        raise IndexError(index)
+
+    @overload
+    def __getitem__(self, index: int) -> _Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_Row]: ...
+    def __getitem__(self, index: int | slice) -> _Row | Sequence[_Row]:
+        places = range(len(self))[index]
+        return self._row(places) if isinstance(places, int) else tuple(map(self._row, places))
+
+    def __iter__(self) -> Iterator[_Row]:
+        return map(self._row, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+
+SAMPLES, WRITES = RowFlags(sample=True), RowFlags()  # of nearly every row, so made once
+
+
+@dataclass(slots=True, eq=False)
+class StepRows(_Rows[ScheduledRow]):
+    """The rows of a step: those that plainly decode, as columns, then all others.
+
+    A plain decode of n known tokens computes token n - 1 at position ``starts`` = n - 1, draws token n, output token
+    ``output_indices``, and asks for nothing else (flags ``SAMPLES``). ``page_deltas`` are those of few rows, by index.
+    """
+
+    request_ids: list[str]
+    choices: list[int]
+    slots: list[int]
+    starts: list[int]
+    token_ids: list[int]
+    output_indices: list[int]
+    page_deltas: dict[int, tuple[PageTableDelta, ...]]
+    others: Sequence[ScheduledRow] = ()
+
+    def __len__(self) -> int:
+        return len(self.slots) + len(self.others)
+
+    def _row(self, index: int) -> ScheduledRow:
+        if index >= len(self.slots):
+            return self.others[index - len(self.slots)]
+        return ScheduledRow(
+            request_id=self.request_ids[index],
+            choice=self.choices[index],
+            slot=self.slots[index],
+            start=self.starts[index],
+            token_ids=(self.token_ids[index],),
+            num_tokens=self.starts[index] + 1,
+            output_index=self.output_indices[index],
+            flags=SAMPLES,
+            page_deltas=self.page_deltas.get(index, ()),
+            reason="decode",
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +164,7 @@ class ScheduleDecision:
 
     model: str
     step: int
-    rows: tuple[ScheduledRow, ...] = ()
+    rows: Sequence[ScheduledRow] = ()
     copies: tuple[PageCopy, ...] = ()
     swap_ins: tuple[PageCopy, ...] = ()
     swap_outs: tuple[PageCopy, ...] = ()
@@ -104,6 +176,8 @@ class ScheduleDecision:
     @property
     def num_scheduled_tokens(self) -> int:
         """Tokens of all rows."""
+        if isinstance(self.rows, StepRows):
+            return len(self.rows.slots) + sum(len(row.token_ids) for row in self.rows.others)
         return sum(len(row.token_ids) for row in self.rows)
 
     @property
@@ -123,7 +197,7 @@ class TokenLogprobs:
     chosen: tuple[tuple[int, float], ...] = ()  # for RowFlags.logprob_ids
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RowResult:
     """What a row produced: sampled tokens, their logprobs, logprobs of prompt tokens from start+1, or an error."""
 
@@ -134,12 +208,26 @@ class RowResult:
     error: str | None = None
 
 
+@dataclass(slots=True, eq=False)
+class DrawnRows(_Rows[RowResult]):
+    """The results of a step's ``StepRows``: the token drawn for each plain decode, then what the others came to."""
+
+    ids: list[int]
+    others: Sequence[RowResult] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.others)
+
+    def _row(self, index: int) -> RowResult:
+        return RowResult((self.ids[index],)) if index < len(self.ids) else self.others[index - len(self.ids)]
+
+
 @dataclass(frozen=True)
 class StepResult:
     """One ``RowResult`` for each row of the decision, in its order."""
 
     step: int
-    rows: tuple[RowResult, ...]
+    rows: Sequence[RowResult]
 
 
 def build_batch(

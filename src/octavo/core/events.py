@@ -19,7 +19,7 @@ class EventKind(str, Enum):
     REQUEST_END = "request_end"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every token
 class TokenEvent:
     """One event of one request.
 

@@ -109,8 +109,7 @@ class KVCacheManager(BranchTables):
 
     def free_pages(self) -> int:
         """Pages that `reserve` could get: free ones and those that eviction would free."""
-        counts = self.allocator.counts()
-        return counts.free + counts.evictable
+        return self.allocator.num_free + self.allocator.num_evictable
 
     def usage(self) -> KVUsage:
         """Page counts and prefix cache counters."""

@@ -41,6 +41,7 @@ class BranchTables:
         self.enable_prefix_cache = enable_prefix_cache
         self.prefix_cache_max_pages = prefix_cache_max_pages
         self._branches: dict[BranchKey, BranchPages] = {}
+        self.unsettled: dict[BranchKey, None] = {}  # whose next write may concern a shared page, or the runner's tables
         self._coming = ComingPrefixes(page_size)
         self._copies = CopyPlan(self.allocator)
 
@@ -97,6 +98,7 @@ class BranchTables:
         if child.cursor is not None:
             self.prefix.lock(child.cursor)
         self._branches[child_key] = child
+        self.unsettled[parent_key] = self.unsettled[child_key] = None
         if undo is not None:
             undo.push(lambda: self._undo_attach(child))
 
@@ -113,6 +115,7 @@ class BranchTables:
         self._share(branch, match, shared)
         copies = [self._copy_column(branch, column, undo) for column in match.columns[shared:]]
         branch.tell_all()
+        self.unsettled[key] = None  # it may go on inside a page that others hold
         return PrefixHit(min(match.num_units, num_units - 1), no_write, sum(copies, ()))
 
     def _share(self, branch: BranchPages, match: PrefixMatch, num_columns: int) -> None:
@@ -167,6 +170,8 @@ class BranchTables:
         old, new = branch.num_columns, -(-num_tokens // self.page_size)
         shared = self._shared_to_write(branch, num_tokens)
         fresh = max(0, new - old)
+        if num_tokens > branch.present:
+            self.unsettled.pop(branch_key, None)
         if not (fresh or shared or branch.pending):
             return ()  # most decodes: the next token has its place
         pages = self._take(fresh * len(self.groups) + len(shared), branch.owner)
@@ -207,6 +212,7 @@ class BranchTables:
         self.allocator.add_owner(source, branch.owner)  # its copy ticket has kept it
         self._drop(branch.tables[group][column], branch.owner)
         branch.replace(group, column, source)  # the failed step may have been told of the copy
+        self.unsettled[branch.key] = None
 
     def _undo_reserve(self, branch: BranchPages, num_columns: int, told: list[PageTableDelta]) -> None:
         if branch.released:
@@ -216,6 +222,7 @@ class BranchTables:
                 self._drop(page, branch.owner)
             del table[num_columns:]
         branch.pending = told + branch.pending
+        self.unsettled[branch.key] = None
 
     def _take(self, num_pages: int, owner: Owner) -> list[int]:
         counts = self.allocator.counts()
@@ -266,6 +273,8 @@ class BranchTables:
         self._free_behind(branch, num_resident)
         if branch.cursor is not None:
             self._coming.published(branch_key, branch.cursor.end)
+        if branch.pending:
+            self.unsettled[branch_key] = None
         self._bound_cache()
 
     def finish(self, branch_key: BranchKey, units: Sequence[int], num_resident: int, now: float) -> None:
@@ -339,6 +348,7 @@ class BranchTables:
     def _release(self, branch: BranchPages, *, touch: bool = True) -> None:
         branch.released = True
         del self._branches[branch.key]
+        self.unsettled.pop(branch.key, None)
         self._coming.forget(branch.key)
         if branch.cursor is not None:
             self.prefix.unlock(branch.cursor, touch=touch)

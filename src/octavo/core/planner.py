@@ -3,25 +3,28 @@
 There is one rule: hand out tokens until what is resident reaches what is known. Prefill, chunk, decode, prefix hit and
 recompute are all that rule.
 
+    running, steady: one token each, all at once -------------------------------+
     running, decodes first --grant--> reserve by rank, preempting lower ranks --+
     waiting, in policy order --begin (prefix), enter, grant, reserve------------+--> rows
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from octavo.core.batch import (
+    SAMPLES,
+    WRITES,
     PageCopy,
     PageTableDelta,
     Preemption,
     RowFlags,
-    ScheduleDecision,
     ScheduledRow,
     SlotInit,
+    StepRows,
     build_batch,
 )
 from octavo.core.config import SchedulerConfig
@@ -34,6 +37,8 @@ from octavo.core.undo import UndoLog
 
 BranchKey = tuple[str, int]
 
+_DECODING, _NOT_BLOCKED = RequestState.DECODING, WaitingReason.NONE  # an enum's attribute is looked up slowly
+
 
 @dataclass
 class Draft:
@@ -43,11 +48,17 @@ class Draft:
     now: float
     only: Collection[BranchKey] | None = None  # schedule nothing else
     undo: UndoLog = field(default_factory=UndoLog)
-    branches: list[Branch] = field(default_factory=list)  # one for each row
-    rows: list[ScheduledRow] = field(default_factory=list)
+    steady: list[Branch] = field(default_factory=list)  # whose rows are columns
+    served: list[Branch] = field(default_factory=list)  # one for each of `others`
+    others: list[ScheduledRow] = field(default_factory=list)
+    rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
     copies: list[PageCopy] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
-    decision: ScheduleDecision | None = None
+
+    @property
+    def branches(self) -> list[Branch]:
+        """One for each row."""
+        return self.steady + self.served
 
     def allows(self, branch: Branch) -> bool:
         """True if this step may schedule the branch."""
@@ -65,23 +76,101 @@ class Planner:
 
     def fill(self, draft: Draft, budget: int) -> None:
         """Schedule up to ``budget`` tokens."""
-        grants = self._share(draft, budget)
-        rank = {branch.key: index for index, (branch, _) in enumerate(grants)}
-        for branch, tokens in sorted(grants, key=lambda grant: self.policy.rank(grant[0])):
-            self._serve(branch, tokens, draft)
-        order = sorted(range(len(draft.rows)), key=lambda i: rank[draft.branches[i].key])
-        draft.rows = [draft.rows[i] for i in order]
-        draft.branches = [draft.branches[i] for i in order]
-        left = budget - sum(row.num_scheduled_tokens for row in draft.rows)
+        steady, rest = self._steady(draft, budget)
+        columns = self._decode(steady, draft) if steady else None
+        if columns is None:
+            rest = [branch for branch in self.roster.running if draft.allows(branch)]
+        self._serve_all(rest, draft, budget - len(draft.steady))
+        left = budget - len(draft.steady) - sum(row.num_scheduled_tokens for row in draft.others)
         self._admit(draft, left)
         draft.copies = list(self.kv.take_copies())
+        draft.rows = tuple(draft.others)
+        if columns is not None:
+            columns.others, draft.rows = draft.rows, columns
 
-    # -- running branches
+    # -- running branches that plainly decode
 
-    def _share(self, draft: Draft, budget: int) -> list[tuple[Branch, int]]:
+    def _steady(self, draft: Draft, budget: int) -> tuple[list[Branch], list[Branch]]:
+        """The branches that get their one token whatever the others ask for, and the others; both by rank.
+
+        There are none of the former while tokens or pages are short, somebody starves or has claims on pages, or the
+        culprit of an error is looked for: then everybody is served one by one.
+        """
+        running = self.roster.running
+        steady: list[Branch] = []
+        rest: list[Branch] = []
+        if draft.only is not None or len(running) > budget:
+            return [], running
+        oldest = draft.step - self.config.stall_steps
+        for branch in running:
+            if branch.last_step <= oldest or branch.num_preemptions >= self.config.max_preemptions:
+                return [], running
+            is_steady = branch.state is _DECODING and branch.is_plain and branch.waiting_reason is _NOT_BLOCKED
+            (steady if is_steady else rest).append(branch)
+        columns = [min(b.num_missing_tokens, self.config.max_prefill_chunk) // self.kv.page_size + 2 for b in rest]
+        if rest and self.kv.free_pages() < (len(steady) + sum(columns)) * len(self.kv.groups):
+            return [], running
+        return steady, rest
+
+    def _decode(self, steady: list[Branch], draft: Draft) -> StepRows | None:
+        """A row for each branch, as columns; or None, leaving nothing changed, if there are too few pages.
+
+        Only where a page ends is there anything to reserve or to announce.
+        """
+        before = [branch.last_step for branch in steady]
+        starts = [branch.num_resident_tokens for branch in steady]
+        mark, deltas, size = draft.undo.mark(), {}, self.kv.page_size
+
+        def restore() -> None:
+            for branch, last_step in zip(steady, before, strict=True):
+                branch.last_step = last_step
+
+        draft.undo.push(restore)
+        for index in self._at_page_ends(steady, starts):
+            found = self._reserve(steady[index], 1, draft)
+            if found is None:
+                draft.undo.rollback_to(mark)
+                return None
+            if found:
+                deltas[index] = found
+            if not (starts[index] + 1) % size:
+                self.kv.computing(steady[index].key, steady[index].token_ids, draft.undo)
+        for branch in steady:
+            branch.last_step = draft.step
+        draft.steady = steady
+        return StepRows(
+            request_ids=[branch.key[0] for branch in steady],
+            choices=[branch.choice for branch in steady],
+            slots=[_slot_of(branch) for branch in steady],
+            starts=starts,
+            token_ids=[branch.token_ids[-1] for branch in steady],
+            output_indices=[start + 1 - branch.num_prompt_tokens for start, branch in zip(starts, steady, strict=True)],
+            page_deltas=deltas,
+        )
+
+    def _at_page_ends(self, steady: Sequence[Branch], starts: Sequence[int]) -> list[int]:
+        """Those whose token begins or completes a page, or whose page table has changed since the runner was told."""
+        size, unsettled = self.kv.page_size, self.kv.unsettled
+        found = [index for index, start in enumerate(starts) if start % size in (0, size - 1)]
+        if unsettled:
+            found += [i for i, b in enumerate(steady) if b.key in unsettled and starts[i] % size not in (0, size - 1)]
+        return found
+
+    # -- running branches, one by one
+
+    def _serve_all(self, branches: Sequence[Branch], draft: Draft, budget: int) -> None:
+        """Serve running branches by rank; their rows come in the order in which tokens were granted."""
+        grants = self._share(branches, draft, budget)
+        place = {branch.key: index for index, (branch, _) in enumerate(grants)}
+        for branch, tokens in sorted(grants, key=lambda grant: self.policy.rank(grant[0])):
+            self._serve(branch, tokens, draft)
+        order = sorted(range(len(draft.others)), key=lambda i: place[draft.served[i].key])
+        draft.others = [draft.others[i] for i in order]
+        draft.served = [draft.served[i] for i in order]
+
+    def _share(self, ranked: Sequence[Branch], draft: Draft, budget: int) -> list[tuple[Branch, int]]:
         """Grants for the running: those that starve by longest wait, then decodes and prefills by rank."""
-        by_key = {branch.key: branch for branch in self.roster.running if draft.allows(branch)}
-        ranked = sorted(by_key.values(), key=self.policy.rank)
+        by_key = {branch.key: branch for branch in ranked}
         oldest = draft.step - self.config.stall_steps
         stalled = sorted((branch for branch in ranked if branch.last_step <= oldest), key=lambda b: b.last_step)
         grants: list[tuple[Branch, int]] = []
@@ -148,7 +237,7 @@ class Planner:
                 self._block(branch, WaitingReason.PREFIX, draft)
                 branch.prefix_waits += 1
                 continue
-            budget -= draft.rows[-1].num_scheduled_tokens
+            budget -= draft.others[-1].num_scheduled_tokens
             count_bypass(self.roster.waiting, branch, draft.undo)
             if budget <= 0 or not self.roster.has_free_slot or self._somebody_is_due():
                 return
@@ -276,7 +365,7 @@ class Planner:
         row = ScheduledRow(
             request_id=branch.key[0],
             choice=branch.choice,
-            slot=-1 if branch.slot is None else branch.slot,
+            slot=_slot_of(branch),
             start=start,
             token_ids=tuple(branch.token_ids[start:end]),
             num_tokens=branch.num_tokens,
@@ -288,8 +377,8 @@ class Planner:
         )
         branch.last_step, branch.needs_init = draft.step, False
         branch.waiting_reason = WaitingReason.NONE
-        draft.rows.append(row)
-        draft.branches.append(branch)
+        draft.others.append(row)
+        draft.served.append(branch)
 
 
 class Outcome(Enum):
@@ -309,7 +398,7 @@ def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
     params = branch.params
     sample = end == branch.num_tokens and branch.num_tokens < branch.request.token_limit
     if params.logprobs is None and not params.logprob_token_ids and params.prompt_logprobs is None and not no_write:
-        return _SAMPLES if sample else _WRITES
+        return SAMPLES if sample else WRITES
     logprobs = -1
     if sample and (params.logprobs is not None or params.logprob_token_ids):
         logprobs = params.logprobs or 0
@@ -324,7 +413,8 @@ def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
     )
 
 
-_SAMPLES, _WRITES = RowFlags(sample=True), RowFlags()  # of nearly every row, so made once
+def _slot_of(branch: Branch) -> int:
+    return -1 if branch.slot is None else branch.slot
 
 
 def _slot_init(branch: Branch) -> SlotInit:

@@ -93,10 +93,23 @@ class Branch:
     ``num_computed_tokens`` is committed history and never falls; ``num_resident_tokens`` is what has K/V now.
     """
 
+    __slots__ = (
+        *("request", "choice", "key", "params", "num_prompt_tokens", "is_plain", "end_ids", "token_limit"),
+        *("state", "finish_reason", "stop_reason", "error", "_tokens", "logprobs", "prompt_logprobs"),
+        *("num_computed_tokens", "num_resident_tokens", "num_cached_tokens", "num_delivered_tokens", "kv_blocks"),
+        *("slot", "waiting_reason", "arrival_index", "admissions", "last_step", "bypassed", "prefix_waits"),
+        *("num_preemptions", "use_prefix", "needs_init", "prompt_logprobs_delivered"),
+    )
+
     def __init__(self, request: Request, choice: int) -> None:
         self.request = request
         self.choice = choice
         self.key: tuple[str, int] = (request.request_id, choice)
+        self.params: SamplingParams = request.params
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.is_plain = _is_plain(request.params)  # its tokens are all that is asked for
+        self.end_ids = request.end_ids
+        self.token_limit = MAX_COUNT  # the request's, set at submit
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -125,11 +138,6 @@ class Branch:
         return f"<Branch {self.key} {self.state.value} {self.num_resident_tokens}/{self.num_tokens}>"
 
     @property
-    def params(self) -> SamplingParams:
-        """The request's parameters."""
-        return self.request.params
-
-    @property
     def seed(self) -> int:
         """The resolved seed as 64 bits; the same for all choices, which differ by their index."""
         return (self.request.seed or 0) & (2**64 - 1)
@@ -148,11 +156,6 @@ class Branch:
     def num_tokens(self) -> int:
         """All known tokens."""
         return len(self._tokens)
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -205,6 +208,17 @@ class Branch:
         """Commit one sampled token."""
         self._tokens.append(token_id)
         self.logprobs.append(logprobs)
+
+    def advance(self, token_id: int) -> int:
+        """Commit one sampled token after a step that computed all tokens before it; how many these are."""
+        resident = len(self._tokens)
+        self._tokens.append(token_id)
+        self.logprobs.append(None)
+        self.num_resident_tokens = resident
+        if self.num_computed_tokens < resident:
+            self.num_computed_tokens = resident
+        self.num_delivered_tokens = resident + 1 - self.num_prompt_tokens
+        return resident
 
     def truncate_at(self, num_output_tokens: int) -> None:
         """Keep the first ``num_output_tokens`` output tokens. Idempotent."""
@@ -288,6 +302,8 @@ class Request:
         self.deadline = None if deadline is None else check_float("deadline", deadline, -1e18, 1e18)
         self.arrival = check_float("arrival", arrival, -1e18, 1e18)
         self.eos_token_ids = check_ids("eos_token_ids", eos_token_ids, 1024)
+        own_ends = () if self.params.ignore_eos else self.eos_token_ids
+        self.end_ids = frozenset((*own_ends, *self.params.stop_token_ids))  # may end a choice, from min_tokens on
         self.seed = self.params.seed  # None until the scheduler draws one
         self.token_limit = MAX_COUNT  # prompt and output together; the scheduler sets it at submit
         self.branches = [Branch(self, choice) for choice in range(self.params.n)]
@@ -378,6 +394,10 @@ class Request:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput("snapshot", str(error), "give what Request.snapshot returned") from error
         return request
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    return params.logprobs is None and not params.logprob_token_ids and params.prompt_logprobs is None
 
 
 _IDENTITY = ("tenant", "priority", "deadline", "arrival", "model", "adapter", "namespace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
@@ -21,12 +22,15 @@ class Roster:
     """The requests of one scheduler.
 
     A live branch is in ``waiting`` (and owns nothing) or in ``running`` (and owns a slot and pages), never in both.
-    ``events`` grows in the order in which things happened, until it is drained.
+    ``running`` is in order of rank. ``events`` grows in the order in which things happened, until it is drained.
     """
 
-    def __init__(self, kv: KVCacheManager, max_running: int, timeline: Timeline) -> None:
+    def __init__(
+        self, kv: KVCacheManager, max_running: int, timeline: Timeline, rank: Callable[[Branch], tuple[int, ...]]
+    ) -> None:
         self.kv = kv
         self.timeline = timeline
+        self._rank = rank
         self.max_running = max_running
         self.requests: dict[str, Request] = {}
         self.waiting: list[Branch] = []
@@ -52,7 +56,7 @@ class Roster:
         self._arrivals += 1
         self.requests[request.request_id] = request
         for branch in request.live_branches:
-            branch.arrival_index = self._arrivals
+            branch.arrival_index, branch.token_limit = self._arrivals, request.token_limit
             self.waiting.append(branch)
         self.timeline.record(
             "submit", now, request=request.request_id, prompt=len(request.prompt_token_ids), choices=request.params.n
@@ -62,7 +66,7 @@ class Roster:
         """Move a waiting branch to a slot, ready to prefill; ``undo`` takes it back."""
         undo.push(checkpoint(branch))
         self.waiting.remove(branch)
-        self.running.append(branch)
+        insort(self.running, branch, key=self._rank)
         slot = heappop(self._free_slots)
 
         def leave() -> None:
@@ -90,13 +94,12 @@ class Roster:
         self.timeline.record("preempt", now, request=branch.key[0], choice=branch.choice, reason=reason)
         return preemption
 
-    def deliver(self, branch: Branch, token_id: int, logprobs: TokenLogprobs | None, now: float) -> None:
+    def deliver(self, branch: Branch, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Commit one output token and tell of it."""
         branch.append(token_id, logprobs)
         index = branch.num_output_tokens - 1
         branch.num_delivered_tokens = index + 1
         self._emit(branch, EventKind.TOKEN, index=index, token_id=token_id, logprobs=logprobs)
-        self.timeline.record("token", now, request=branch.key[0], choice=branch.choice, index=index, token=token_id)
 
     def finish(self, branch: Branch, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
         """End a choice well: its pages are published, then released. Nothing happens if it has ended."""
@@ -149,6 +152,8 @@ class Roster:
                 raise InvariantBroken(f"{request.request_id} has ended and is still listed")
             for branch in request.branches:
                 _audit_branch(branch, self.kv)
+        if self.running != sorted(self.running, key=self._rank):
+            raise InvariantBroken("the running branches are not in order of rank")
         if any(branch.state not in RUNNING for branch in self.running):
             raise InvariantBroken("a branch runs in a state that owns nothing")
 

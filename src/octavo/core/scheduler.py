@@ -65,7 +65,7 @@ class ContinuousBatchScheduler:
         self.policy = make_policy(self.config.policy)
         self.steps = 0
         self._seed_source = seed_source
-        self._roster = Roster(kv, self.config.max_running_requests, self.timeline)
+        self._roster = Roster(kv, self.config.max_running_requests, self.timeline, self.policy.rank)
         self._planner = Planner(self.config, self.policy, kv, self._roster)
         self._committer = Committer(kv, self._roster, vocab_size)
         self._isolation = Isolation()
@@ -209,14 +209,15 @@ class ContinuousBatchScheduler:
         decision = ScheduleDecision(
             model=self.model,
             step=draft.step,
-            rows=tuple(draft.rows),
+            rows=draft.rows,
             copies=tuple(draft.copies),
             freed_slots=self._roster.take_freed_slots(draft.undo) if draft.rows else (),
             preemptions=tuple(draft.preemptions),
             num_waiting=self.num_waiting,
             num_running=self.num_running,
         )
-        rows = [[row.request_id, row.choice, row.num_scheduled_tokens, row.reason] for row in draft.rows]
+        rows = [[*branch.key, 1, "decode"] for branch in draft.steady]
+        rows += [[row.request_id, row.choice, row.num_scheduled_tokens, row.reason] for row in draft.others]
         self.timeline.record("decision", draft.now, step=draft.step, rows=rows)
         return decision
 

@@ -6,15 +6,19 @@ plan -> in flight -> commit: tokens, states, pages and events at once
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from octavo.core.batch import RowResult, ScheduledRow, StepResult
+from octavo.core.batch import DrawnRows, RowResult, ScheduledRow, StepResult, StepRows
 from octavo.core.errors import InvalidInput, RowError
+from octavo.core.events import EventKind, TokenEvent
 from octavo.core.kv import KVCacheManager
 from octavo.core.planner import BranchKey, Draft
 from octavo.core.request import Branch, FinishReason, RequestState
 from octavo.core.roster import Roster
+
+_TOKEN = EventKind.TOKEN  # an enum's attribute is looked up slowly
 
 
 class Committer:
@@ -36,13 +40,44 @@ class Committer:
     def apply(self, draft: Draft, result: StepResult, now: float) -> None:
         """Apply every row; the step's pages may be reused afterwards."""
         self.kv.end_step(draft.step)
-        for branch, row, outcome in zip(draft.branches, draft.rows, result.rows, strict=True):
+        self.roster.timeline.record("tokens", now, step=draft.step, tokens=_tokens_of(result.rows))
+        done = 0
+        if isinstance(result.rows, DrawnRows) and isinstance(draft.rows, StepRows):
+            done = self._apply_drawn(draft.steady, draft.rows.slots, result.rows.ids, now)
+        for branch, row, outcome in zip(draft.branches[done:], draft.rows[done:], result.rows[done:], strict=True):
             if branch.is_live and branch.slot == row.slot:
                 error = outcome.error or self._fault(branch, row, outcome)
                 if error is None:
                     self._apply_row(branch, row, outcome, now)
                 else:
                     fail_request(self.roster, branch, error, now)
+
+    def _apply_drawn(self, steady: Sequence[Branch], slots: Sequence[int], ids: Sequence[int], now: float) -> int:
+        """``_apply_row`` for all plain decodes at once, if their tokens are in order; the number of rows applied.
+
+        Pages have something to do with it only where one is full.
+        """
+        if not ids or len(ids) != len(steady) or min(ids) < 0 or not max(ids) < (self.vocab_size or sys.maxsize):
+            return 0
+        size, frees_behind = self.kv.page_size, self._frees_behind
+        for branch, slot, token in zip(steady, slots, ids, strict=True):
+            if branch.slot != slot:
+                continue  # it has ended since the plan
+            resident = branch.advance(token)
+            self.roster.events.append(_token_event(branch, token))
+            if token in branch.end_ids or resident + 1 >= branch.token_limit:
+                ending = find_ending(branch)
+                if ending is not None:
+                    self.roster.finish(branch, *ending, now=now)
+                    continue
+            if frees_behind or not resident % size:
+                self._commit_pages(branch, now)
+        return len(ids)
+
+    def _commit_pages(self, branch: Branch, now: float) -> None:
+        self.kv.commit(branch.key, branch.token_ids, branch.num_resident_tokens, now)
+        if self._frees_behind:
+            branch.kv_blocks = self.kv.num_branch_pages(branch.key)
 
     def _fault(self, branch: Branch, row: ScheduledRow, outcome: RowResult) -> str | None:
         """What is wrong with a row's result, if anything."""
@@ -65,16 +100,14 @@ class Committer:
             branch.transition(RequestState.DECODING)
         ending = None
         for i, token in enumerate(outcome.token_ids):
-            self.roster.deliver(branch, token, outcome.logprobs[i] if row.flags.logprobs >= 0 else None, now)
+            self.roster.deliver(branch, token, outcome.logprobs[i] if row.flags.logprobs >= 0 else None)
             ending = find_ending(branch)
         if branch.num_missing_tokens == 0:  # max_tokens = 0
             ending = FinishReason.LENGTH, None
         if ending is not None:
             self.roster.finish(branch, *ending, now=now)
             return
-        self.kv.commit(branch.key, branch.token_ids, branch.num_resident_tokens, now)
-        if self._frees_behind:
-            branch.kv_blocks = self.kv.num_branch_pages(branch.key)
+        self._commit_pages(branch, now)
 
     def _gather_prompt_logprobs(self, branch: Branch, row: ScheduledRow, outcome: RowResult) -> None:
         """Keep the logprobs of prompt tokens start + 1, start + 2, ... that are not known yet."""
@@ -89,16 +122,28 @@ def find_ending(branch: Branch) -> tuple[FinishReason, int | str | None] | None:
 
     An end-of-sequence or stop token counts from ``min_tokens`` tokens before it on. The limit on tokens comes last.
     """
-    params, request = branch.params, branch.request
-    token = branch.token_ids[-1]
-    if branch.num_output_tokens > params.min_tokens:
-        if token in request.eos_token_ids and not params.ignore_eos:
-            return FinishReason.STOP, None
-        if token in params.stop_token_ids:
-            return FinishReason.STOP, token
-    if branch.num_tokens >= request.token_limit:
+    params, token = branch.params, branch.token_ids[-1]
+    if token in branch.end_ids and branch.num_output_tokens > params.min_tokens:
+        is_eos = token in branch.request.eos_token_ids and not params.ignore_eos
+        return FinishReason.STOP, None if is_eos else token
+    if branch.num_tokens >= branch.request.token_limit:
         return FinishReason.LENGTH, None
     return None
+
+
+def _token_event(branch: Branch, token: int) -> TokenEvent:
+    """Of the last token, by position: this is called for every token."""
+    prompt, output = branch.num_prompt_tokens, branch.num_delivered_tokens
+    no_end = (None, None, None)
+    return TokenEvent(
+        branch.key[0], _TOKEN, branch.choice, output - 1, token, *no_end, prompt, output, branch.num_cached_tokens
+    )
+
+
+def _tokens_of(rows: Sequence[RowResult]) -> list[int | None]:
+    """The token of each row; None where there is none."""
+    drawn, others = (rows.ids, rows.others) if isinstance(rows, DrawnRows) else ([], rows)
+    return [*drawn, *(row.token_ids[0] if row.token_ids else None for row in others)]
 
 
 def fail_request(roster: Roster, branch: Branch, error: str, now: float) -> None:

@@ -14,7 +14,8 @@ VERSION = 1
 
 class Timeline:
     """The last ``capacity`` events. Each is a dict: ``v, n`` (a number that rises by one), ``t`` (seconds), ``kind``,
-    and the fields given. ``kind`` is one of submit, admit, decision, token, preempt, cancel, stop, finish, rollback.
+    and the fields given. ``kind`` is one of submit, decision, tokens, preempt, cancel, stop, finish, rollback. Tokens
+    are those of the decision's rows, in their order; None where a row has none.
     """
 
     def __init__(self, capacity: int = 4096) -> None:

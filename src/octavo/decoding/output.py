@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.core.batch import TokenLogprobs
@@ -14,7 +14,7 @@ from octavo.tokenizers.base import Tokenizer
 __all__ = ["LogprobEntry", "OutputProcessor", "TextDelta", "TokenText", "describe_logprobs", "token_text"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every token
 class TextDelta:
     """What one token (or the end) adds.
 
@@ -59,6 +59,7 @@ class OutputProcessor:
         )
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
         self._end: TextDelta | None = None
+        self._end_ids = self._stop_ids | self._eos_ids_in_force()
         self.num_tokens = 0  # consumed, the ending one included
 
     @property
@@ -71,9 +72,12 @@ class OutputProcessor:
         if self._end is not None:
             return self._end
         offset = self._detokenizer.num_chars
+        if not self._params.stop and token_id not in self._end_ids:  # most tokens
+            self.num_tokens += 1
+            return TextDelta(self._detokenizer.push((token_id,)), (token_id,), offset)
         may_end = self.num_tokens >= self._params.min_tokens
         self.num_tokens += 1
-        ends = may_end and self._ends(token_id)
+        ends = may_end and token_id in self._end_ids
         hidden = ends and not self._params.include_stop_str_in_output
         text = "" if hidden else self._detokenizer.push((token_id,))
         shown, stop = self._matcher.push(text, active=may_end)
@@ -89,6 +93,13 @@ class OutputProcessor:
             self._end = TextDelta(finished=True, stop_reason=reason, truncate_at=kept, offset=offset + len(text))
         return delta
 
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """`push` of each; the text that they show together."""
+        if self._params.stop or not self._end_ids.isdisjoint(token_ids) or self._end is not None:
+            return "".join([self.push(token_id).text for token_id in token_ids])
+        self.num_tokens += len(token_ids)
+        return self._detokenizer.push(token_ids)
+
     def finish(self) -> TextDelta:
         """The end for another reason (length, cancel): what was held back. Nothing if the text has ended already."""
         if self._end is not None:
@@ -101,10 +112,7 @@ class OutputProcessor:
 
     def replay(self, token_ids: Iterable[int]) -> str:
         """Consume ids that were already shown; the text they showed."""
-        return "".join([self.push(token_id).text for token_id in token_ids])
-
-    def _ends(self, token_id: int) -> bool:
-        return token_id in self._eos_ids_in_force() or token_id in self._stop_ids
+        return self.push_all(list(token_ids))
 
     def _eos_ids_in_force(self) -> frozenset[int]:
         return frozenset() if self._params.ignore_eos else self._eos_ids

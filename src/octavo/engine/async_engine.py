@@ -39,11 +39,9 @@ class _Mailbox:
         self._unread: dict[int, list[OutputDelta]] = {}  # by choice, in order of arrival
         self._error: Exception | None = None
 
-    def put(self, deltas: Sequence[OutputDelta]) -> None:
-        """In the event loop: add deltas."""
-        for delta in deltas:
-            held = self._unread.setdefault(delta.choice, [])
-            held.append(delta)
+    def put(self, delta: OutputDelta) -> None:
+        """In the event loop: add one more."""
+        self._unread.setdefault(delta.choice, []).append(delta)
         self._ready.set()
 
     def fail(self, error: Exception) -> None:
@@ -61,7 +59,7 @@ class _Mailbox:
         if self._error is not None:
             self._ready.set()
         merged = [merge_deltas(held) if len(held) > 1 else held[0] for held in unread.values()]
-        return sorted(merged, key=lambda delta: delta.last)
+        return sorted(merged, key=lambda delta: delta.last) if len(merged) > 1 else merged
 
 
 class AsyncEngine:
@@ -267,23 +265,27 @@ class AsyncEngine:
             return
         self._step_started = self.clock()
         events = core.step(self._step_started)
+        begun = core.clock()
         self._stats = engine_stats(core)
         self._deliver(self._router.take(events))
+        core.metrics.spent("deliver", core.clock() - begun)
         if core.idle and not events:
             time.sleep(_IDLE_NAP)
 
     def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
-        by_request: dict[str, list[OutputDelta]] = {}
+        """Wake each event loop once for all that a step has for its coroutines."""
+        posts: dict[asyncio.AbstractEventLoop, list[tuple[_Mailbox, OutputDelta]]] = {}
         for delta in deltas:
-            by_request.setdefault(delta.request_id, []).append(delta)
-        for request_id, news in by_request.items():
-            mailbox = self._mailboxes.get(request_id)
-            if mailbox is None:
-                continue
-            if not _tell(mailbox.loop, mailbox.put, news):  # its event loop is gone, and so is its reader
-                self._cancel(request_id, mailbox)
-            elif any(delta.last for delta in news):
-                self._forget(request_id)
+            mailbox = self._mailboxes.get(delta.request_id)
+            if mailbox is not None:
+                posts.setdefault(mailbox.loop, []).append((mailbox, delta))
+        for loop, post in posts.items():
+            reached = _tell(loop, _put_all, post)
+            for mailbox, delta in post:
+                if not reached:  # its event loop is gone, and so is its reader
+                    self._cancel(delta.request_id, mailbox)
+                elif delta.last:
+                    self._forget(delta.request_id)
 
     def _end_all(self, reason: Exception) -> None:
         """Nobody will run a command any more: answer those that are queued and everyone who waits."""
@@ -311,6 +313,11 @@ def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *val
     except RuntimeError:
         return False
     return True
+
+
+def _put_all(post: Sequence[tuple[_Mailbox, OutputDelta]]) -> None:
+    for mailbox, delta in post:
+        mailbox.put(delta)
 
 
 def _set_done(future: asyncio.Future[None]) -> None:

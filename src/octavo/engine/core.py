@@ -65,23 +65,32 @@ class EngineCore:
 
     def step(self, now: float) -> list[TokenEvent]:
         """Run one step and return its events, in order. An error of the model never leaves through here."""
-        started = self.clock()
+        clock, seconds = self.clock, self.metrics.phase_seconds
+        started = clock()
         decision = self.scheduler.plan(now)
+        planned, model_before = clock(), seconds["model"]
         self.idle = not decision.rows
         try:
             result = self.executor(decision) if decision.rows else StepResult(decision.step, ())
         except Exception as error:
             events = self.scheduler.rollback(error, now)
-            self.metrics.failed(events, self.clock())
+            ended = clock()
+            self.metrics.failed(events, ended)
         except BaseException:  # an interruption passes through, but no step may stay in flight
             self.scheduler.rollback(OctavoError("the step was interrupted"), now)
             raise
         else:
-            pages = self.kv.usage().pages.referenced
+            executed = clock()
+            pages = self.kv.allocator.counts().referenced
             events = self.scheduler.commit(result, now)
-            self.metrics.stepped(decision, events, started, self.clock(), pages, len(self.kv.groups))
+            ended = clock()
+            seconds["plan"] += planned - started
+            seconds["prepare"] += executed - planned - (seconds["model"] - model_before)
+            seconds["commit"] += ended - executed
+            self.metrics.stepped(decision, events, started, ended, pages, len(self.kv.groups))
         if self.audits:
             self.scheduler.audit()
+        seconds["measure"] += clock() - ended
         return events
 
     def snapshot(self, request_id: str) -> dict[str, Any]:

@@ -148,9 +148,12 @@ class LLM:
         try:
             with _progress(len(requests), use_tqdm) as advance:
                 while core.has_work:
-                    for delta in self._router.take(core.step(time.monotonic())):
+                    events = core.step(time.monotonic())
+                    begun = core.clock()
+                    for delta in self._router.take(events):
                         _add(outputs[delta.request_id], delta)
                         advance(delta.last)
+                    core.metrics.spent("deliver", core.clock() - begun)
         finally:
             self._abandon(requests)
         return [outputs[request.request_id] for request in requests]
@@ -160,7 +163,7 @@ class LLM:
         try:
             for request in requests:
                 core.submit(request, time.monotonic())
-                self._router.open(request)
+                self._router.open(request, whole=True)
         except BaseException:
             self._abandon(requests)
             raise

@@ -2,6 +2,9 @@
 
 TTFT is first token minus submission; TPOT is the mean gap between the tokens of a choice after its first; throughput
 counts output tokens only; batch utilization is scheduled tokens over the token budget of the steps that ran.
+
+A step's time has names, and they add up: plan, prepare (arrays in, results out), model (the backend's call), commit,
+measure (this file, the audit). What readers of the step's events do before the next one is deliver.
 """
 
 from __future__ import annotations
@@ -11,14 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.core.batch import ScheduleDecision
+from octavo.core.batch import ScheduleDecision, StepRows
 from octavo.core.events import EventKind, TokenEvent
 
 _KEPT_REQUESTS = 4096
 _KEPT_STEPS = 65536
+_TOKEN = EventKind.TOKEN
+PHASES = ("plan", "prepare", "model", "commit", "measure", "deliver")
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestTimes:
     """Times of one request, in seconds of the engine's clock."""
 
@@ -73,7 +78,18 @@ class Metrics:
         self.scheduled_tokens = self.output_tokens = 0
         self.peak_pages = self.preemptions = 0
         self.finished: dict[str, int] = {}
+        self.phase_seconds = dict.fromkeys(PHASES, 0.0)  # since the start
         self._page_slots = self._wasted_slots = 0
+
+    @property
+    def python_share(self) -> float:
+        """What part of the steps' time, and of what was done with their events, was not the model's. 0 before any."""
+        total = sum(self.phase_seconds.values())
+        return 1.0 - self.phase_seconds["model"] / total if total > 0.0 else 0.0
+
+    def spent(self, phase: str, seconds: float) -> None:
+        """Add to one of `PHASES`."""
+        self.phase_seconds[phase] += seconds
 
     def submitted(self, request_id: str, num_prompt_tokens: int, now: float) -> None:
         """A request was accepted."""
@@ -99,43 +115,47 @@ class Metrics:
         produced = self.saw(events, ended)
         if not decision.rows:
             return
-        lengths = [row.start + len(row.token_ids) for row in decision.rows]
-        wasted = num_groups * sum(-length % self.page_size for length in lengths)
+        active, lengths = _rows_of(decision)
+        wasted = num_groups * sum([-length % self.page_size for length in lengths])
         self.num_steps += 1
         self.scheduled_tokens += decision.num_scheduled_tokens
         self.preemptions += len(decision.preemptions)
         self.peak_pages = max(self.peak_pages, pages)
         self._page_slots += wasted + num_groups * sum(lengths)
         self._wasted_slots += wasted
-        active = tuple(row.request_id for row in decision.rows)
+        if self.steps and self.steps[-1].active == active:
+            active = self.steps[-1].active  # thousands of equal ones would be kept
         self.steps.append(
             StepRecord(decision.step, started, ended, active, decision.num_scheduled_tokens, produced, pages, wasted)
         )
 
     def saw(self, events: Sequence[TokenEvent], now: float) -> int:
         """Times of the requests that ``events`` speak of. Returns the number of tokens among them."""
-        produced = 0
+        produced, requests = 0, self.requests
         for event in events:
-            produced += event.kind == EventKind.TOKEN
-            self._saw_one(event, now)
+            times = requests.get(event.request_id)
+            if event.kind is not _TOKEN:
+                self._saw_end(event, times, now)
+                continue
+            produced += 1
+            if times is not None:
+                if times.first_token is None:
+                    times.first_token = now
+                times.last_token = now
+                times.num_output_tokens += 1
+                times.choices.add(event.choice)
         self.output_tokens += produced
         return produced
 
-    def _saw_one(self, event: TokenEvent, now: float) -> None:
-        times = self.requests.get(event.request_id)
+    def _saw_end(self, event: TokenEvent, times: RequestTimes | None, now: float) -> None:
+        """The end of a choice, or of a request."""
+        if times is not None:
+            times.num_cached_tokens = max(times.num_cached_tokens, event.num_cached_tokens)
         if event.kind == EventKind.REQUEST_END:
             reason = str(getattr(event.finish_reason, "value", event.finish_reason))
             self.finished[reason] = self.finished.get(reason, 0) + 1
-        if times is None:
-            return
-        times.num_cached_tokens = max(times.num_cached_tokens, event.num_cached_tokens)
-        if event.kind == EventKind.TOKEN:
-            times.first_token = now if times.first_token is None else times.first_token
-            times.last_token = now
-            times.num_output_tokens += 1
-            times.choices.add(event.choice)
-        elif event.kind == EventKind.REQUEST_END:
-            times.finished = now
+            if times is not None:
+                times.finished = now
 
     def summary(self) -> dict[str, Any]:
         """All measures as plain values; None where nothing was measured."""
@@ -152,6 +172,8 @@ class Metrics:
             "output_tokens_per_s": sum(s.output_tokens for s in self.steps) / busy if busy > 0 else None,
             "batch_utilization": self.scheduled_tokens / budget if budget else None,
             "kv_peak_bytes": self.peak_pages * self.page_bytes,
+            "python_share": self.python_share,
+            "phase_seconds": dict(self.phase_seconds),
             "page_internal_fragmentation": self._wasted_slots / self._page_slots if self._page_slots else 0.0,
             "finished": dict(sorted(self.finished.items())),
         }
@@ -159,6 +181,16 @@ class Metrics:
     def timeline(self) -> list[Mapping[str, Any]]:
         """The kept steps as plain values, oldest first."""
         return [dict(vars(step)) for step in self.steps]
+
+
+def _rows_of(decision: ScheduleDecision) -> tuple[tuple[str, ...], list[int]]:
+    """The request of each row, and how many of its sequence's tokens have K/V after the step."""
+    rows = decision.rows
+    columns, others = (rows, rows.others) if isinstance(rows, StepRows) else (None, rows)
+    active, lengths = [row.request_id for row in others], [row.start + len(row.token_ids) for row in others]
+    if columns is not None:
+        active, lengths = columns.request_ids + active, [start + 1 for start in columns.starts] + lengths
+    return tuple(active), lengths
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -7,7 +7,7 @@ TokenEvents of one step -> OutputDelta for each choice that they touch
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.events import EventKind, TokenEvent
@@ -19,9 +19,10 @@ from octavo.tokenizers.base import Tokenizer
 __all__ = ["OutputDelta", "OutputRouter"]
 
 _TAIL = 8  # prompt tokens that the detokenizer may look at
+_TOKEN, _CHOICE_END = EventKind.TOKEN, EventKind.CHOICE_END
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every choice and step, piece by piece
 class OutputDelta:
     """What one step added to one choice."""
 
@@ -40,24 +41,14 @@ class OutputDelta:
     last: bool = False  # the request has no further delta
 
 
-@dataclass
-class _Gathered:
-    """The making of one delta."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    end: TokenEvent | None = None
-    last: bool = False
-
-
 class _Reader:
     """The text side of one request: a processor for each choice."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        self.request_id = request.request_id
+    def __init__(self, request: Request, tokenizer: Tokenizer, whole: bool) -> None:
+        self.request = request
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        # a stop string must be looked for at every token, and prompt logprobs come with the first one
+        self.whole = whole and not request.params.stop and request.params.prompt_logprobs is None
         tail = request.prompt_token_ids[-_TAIL:]
         self.processors = [
             OutputProcessor(tokenizer, request.params, prompt_tail_ids=tail, eos_ids=request.eos_token_ids)
@@ -71,6 +62,9 @@ class _Reader:
             self.counts[branch.choice] = len(delivered)
 
 
+_Deltas = dict[tuple[str, int], OutputDelta]
+
+
 class OutputRouter:
     """Turns the events of each step into deltas for the requests that were opened. One for an engine."""
 
@@ -79,9 +73,9 @@ class OutputRouter:
         self.tokenizer = tokenizer
         self._readers: dict[str, _Reader] = {}
 
-    def open(self, request: Request) -> None:
-        """Follow a request that has been submitted."""
-        self._readers[request.request_id] = _Reader(request, self.tokenizer)
+    def open(self, request: Request, *, whole: bool = False) -> None:
+        """Follow a request that has been submitted. ``whole``: each choice as one delta, at its end, if that can be."""
+        self._readers[request.request_id] = _Reader(request, self.tokenizer, whole)
 
     def close(self, request_id: str) -> None:
         """Stop following; its later events are dropped."""
@@ -89,69 +83,67 @@ class OutputRouter:
 
     def take(self, events: Iterable[TokenEvent]) -> list[OutputDelta]:
         """The deltas of one step, by first event. A request is closed with its last one."""
-        gathered: dict[tuple[str, int], _Gathered] = {}
+        deltas: _Deltas = {}
         for event in events:
             reader = self._readers.get(event.request_id)
-            if reader is not None:
-                self._gather(reader, event, gathered)
-        deltas = [self._delta(self._readers[key[0]], key[1], part) for key, part in gathered.items()]
-        for delta in deltas:
-            if delta.last:
-                self.close(delta.request_id)
-        return deltas
+            if reader is None:
+                continue
+            if event.kind is _TOKEN:
+                if not reader.whole:
+                    self._add_token(reader, event, deltas)
+            elif event.kind is _CHOICE_END:
+                self._add_end(reader, event, deltas)
+            else:
+                mine = [delta for delta in deltas.values() if delta.request_id == event.request_id]
+                (mine[-1] if mine else _delta_of(reader, event, deltas)).last = True
+                self.close(event.request_id)
+        return list(deltas.values())
 
-    def _gather(self, reader: _Reader, event: TokenEvent, gathered: dict[tuple[str, int], _Gathered]) -> None:
-        if event.kind == EventKind.REQUEST_END:
-            keys = [key for key in gathered if key[0] == reader.request_id]
-            key = keys[-1] if keys else (reader.request_id, event.choice)
-            gathered.setdefault(key, _Gathered()).last = True
-            return
-        part = gathered.setdefault((reader.request_id, event.choice), _Gathered())
-        part.prompt_logprobs = event.prompt_logprobs or part.prompt_logprobs
-        reader.cached = max(reader.cached, event.num_cached_tokens)
-        if event.kind == EventKind.CHOICE_END:
-            part.end = event
-        else:
-            self._push(reader, event, part)
-
-    def _push(self, reader: _Reader, event: TokenEvent, part: _Gathered) -> None:
+    def _add_token(self, reader: _Reader, event: TokenEvent, deltas: _Deltas) -> None:
         processor = reader.processors[event.choice]
         if processor.finished or event.token_id is None:
             return  # sampled beyond a stop string that was found late
         shown = processor.push(event.token_id)
-        part.text += shown.text
-        part.token_ids.append(event.token_id)
         reader.counts[event.choice] += 1
+        delta = _delta_of(reader, event, deltas)
+        delta.text += shown.text
+        delta.token_ids += shown.token_ids
         if event.logprobs is not None:
-            part.logprobs.append(event.logprobs)
+            delta.logprobs += (event.logprobs,)
         if shown.truncate_at is not None:
-            self.core.stop(reader.request_id, event.choice, shown.truncate_at, shown.stop_reason)
+            self.core.stop(event.request_id, event.choice, shown.truncate_at, shown.stop_reason)
 
-    def _delta(self, reader: _Reader, choice: int, part: _Gathered) -> OutputDelta:
-        finish_reason, stop_reason, error, text = None, None, None, part.text
-        if part.end is not None:
-            finish_reason, error = _text(part.end.finish_reason), part.end.error
-            stop_reason = part.end.stop_reason
-            rest = reader.processors[choice].finish()
-            text += rest.text
-            if rest.truncate_at is not None and finish_reason in ("stop", "length"):
-                # the stop string was complete, though the choice also ended by itself
-                finish_reason, stop_reason = FinishReason.STOP.value, rest.stop_reason
-        return OutputDelta(
-            request_id=reader.request_id,
-            choice=choice,
-            text=text,
-            token_ids=tuple(part.token_ids),
-            logprobs=tuple(part.logprobs),
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            num_prompt_tokens=reader.num_prompt_tokens,
-            num_output_tokens=reader.counts[choice],
-            num_cached_tokens=reader.cached,
-            prompt_logprobs=part.prompt_logprobs,
-            error=error,
-            last=part.last,
-        )
+    def _add_end(self, reader: _Reader, event: TokenEvent, deltas: _Deltas) -> None:
+        processor, branch = reader.processors[event.choice], reader.request.branches[event.choice]
+        unseen = branch.output_token_ids[reader.counts[event.choice] :] if reader.whole else []
+        logprobs = branch.logprobs[reader.counts[event.choice] :] if reader.whole else []
+        reader.counts[event.choice] += len(unseen)
+        delta = _delta_of(reader, event, deltas)
+        delta.text += processor.push_all(unseen)
+        delta.token_ids += tuple(unseen)
+        delta.logprobs += tuple([entry for entry in logprobs if entry is not None])
+        delta.finish_reason, delta.stop_reason, delta.error = _text(event.finish_reason), event.stop_reason, event.error
+        rest = processor.finish()
+        delta.text += rest.text
+        if rest.truncate_at is not None and delta.finish_reason in ("stop", "length"):
+            # the stop string was complete, though the choice also ended by itself
+            delta.finish_reason, delta.stop_reason = FinishReason.STOP.value, rest.stop_reason
+
+
+def _delta_of(reader: _Reader, event: TokenEvent, deltas: _Deltas) -> OutputDelta:
+    """The delta of the event's choice in the making, with what every event knows."""
+    key = (event.request_id, event.choice)
+    delta = deltas.get(key)
+    if delta is None:
+        delta = deltas[key] = OutputDelta(event.request_id, event.choice)
+        delta.num_prompt_tokens = reader.num_prompt_tokens
+    if event.num_cached_tokens > reader.cached:
+        reader.cached = event.num_cached_tokens
+    delta.num_cached_tokens = reader.cached
+    delta.num_output_tokens = reader.counts[event.choice]
+    if event.prompt_logprobs is not None:
+        delta.prompt_logprobs = event.prompt_logprobs
+    return delta
 
 
 def _text(reason: object) -> str | None:

@@ -80,7 +80,6 @@ def build_core(
     if hasattr(parts.model, "make_room"):  # a compiled model allocates all that its steps need now
         parts.model.make_room(pool, scheduling)
     kv = KVCacheManager(num_pages, page_size, groups, store=pool, enable_prefix_cache=prefix_cache)
-    runner = ModelRunner(parts.model, parts.backend, parts.weights, pool, num_groups=len(groups))
     scheduler = ContinuousBatchScheduler(
         kv, scheduling, vocab_size=parts.config.vocab_size, model=parts.name, seed_source=seed_source
     )
@@ -88,6 +87,15 @@ def build_core(
         max_batched_tokens=scheduling.max_batched_tokens,
         page_size=page_size,
         page_bytes=page_bytes(parts.model, page_size),
+    )
+    runner = ModelRunner(
+        parts.model,
+        parts.backend,
+        parts.weights,
+        pool,
+        num_groups=len(groups),
+        phase_seconds=metrics.phase_seconds,
+        clock=clock,
     )
     return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit)
 

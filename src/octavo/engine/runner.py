@@ -1,17 +1,29 @@
 """ModelRunner: turns a `ScheduleDecision` into arrays, runs the model and the sampler, and answers with plain values.
 
 decision -> slots -> page copies -> forward -> process_logits -> sample -> logprobs -> StepResult
+                                    forward that draws as well ------------------> StepResult   (most steps, natively)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.backends.ops import ForwardBatch, SamplingRow
-from octavo.core.batch import RowResult, ScheduleDecision, ScheduledRow, StepResult, TokenLogprobs
+from octavo.core.batch import (
+    DrawnRows,
+    PageTableDelta,
+    RowResult,
+    ScheduleDecision,
+    ScheduledRow,
+    SlotInit,
+    StepResult,
+    StepRows,
+    TokenLogprobs,
+)
 from octavo.core.errors import InvariantBroken, RowError
 from octavo.engine.slots import Slot
 
@@ -57,49 +69,142 @@ class ModelRunner:
         kv_pool: Any,
         *,
         num_groups: int = 1,
+        phase_seconds: MutableMapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``phase_seconds["model"]`` grows by the seconds that forward passes take."""
+        self.phase_seconds = {"model": 0.0} if phase_seconds is None else phase_seconds
+        self.clock = clock
         self.model = model
         self.backend = backend
         self.weights = weights
         self.kv_pool = kv_pool
         self.num_groups = num_groups
         self._slots: dict[int, Slot] = {}
+        self._altered: dict[int, Slot] = {}  # those whose first tokens, or all, are drawn from changed logits
         # a backend that reads page tables where they lie keeps them itself, by slot
-        self._tables = backend.page_tables(num_groups) if hasattr(backend, "page_tables") else None
+        self._tables: Any = backend.page_tables(num_groups) if hasattr(backend, "page_tables") else None
+        # the same of sampling parameters, where the backend draws during the forward pass
+        self._draws: Any = backend.slot_sampling() if hasattr(backend, "slot_sampling") else None
 
     def execute(self, decision: ScheduleDecision) -> StepResult:
         """Run one step. Raises ``RowError`` or whatever the model raises; nothing is committed here."""
         for slot in decision.freed_slots:
             self._slots.pop(slot, None)
-        slots = [self._slot(row) for row in decision.rows]
+            self._altered.pop(slot, None)
         if decision.copies:
             self.backend.copy_pages(self.kv_pool, [(copy.source, copy.target) for copy in decision.copies])
         if not decision.rows:
             return StepResult(decision.step, ())
-        wanted = _wanted(decision.rows, slots)
-        batch = self._batch(decision.rows, slots, wanted)
+        rows = decision.rows if isinstance(decision.rows, StepRows) else _as_others(decision.rows)
+        drawn = self._draw(rows)
+        return StepResult(decision.step, self._answer(tuple(rows)) if drawn is None else drawn)
+
+    # -- one call for everything: the backend draws as it computes
+
+    def _draw(self, rows: StepRows) -> Sequence[RowResult] | None:
+        """The results of a step that only draws from logits as they are; None if more is asked, or a draw fails.
+
+        Then the step runs again in the general way: what it writes is the same.
+        """
+        if self._draws is None:
+            return None
+        slots = [self._slot(row) for row in rows.others]
+        if not self._draws_plainly(rows, slots):
+            return None
+        for index, deltas in rows.page_deltas.items():
+            self._place(rows.slots[index], deltas)
+        sampled = [row for row in rows.others if row.flags.sample]
+        batch = self._columns_batch(rows)
+        batch.draws = self._draws.draws(
+            rows.slots + [row.slot for row in sampled], rows.output_indices + [row.output_index for row in sampled]
+        )
+        ids = self.backend.drawn(self._forward(batch))
+        if min(ids, default=0) < 0:
+            return None
+        rest = iter(ids[len(rows.slots) :])
+        others = [RowResult((next(rest),)) if row.flags.sample else RowResult() for row in rows.others]
+        return DrawnRows(ids[: len(rows.slots)], others)
+
+    def _draws_plainly(self, rows: StepRows, slots: Sequence[Slot]) -> bool:
+        for place, slot in enumerate(rows.slots if self._altered else ()):
+            if slot in self._altered and rows.output_indices[place] < self._altered[slot].plain_from:
+                return False
+        return all(_is_drawn(row, slot) for row, slot in zip(rows.others, slots, strict=True))
+
+    def _columns_batch(self, rows: StepRows) -> ForwardBatch:
+        """The batch of `_draw`: plain decodes, then the others, whose last tokens are sampled where they ask for it."""
+        tokens, positions, lens = list(rows.token_ids), list(rows.starts), [1] * len(rows.slots)
+        logit_rows = list(range(len(lens)))
+        for row in rows.others:
+            tokens += row.token_ids
+            positions += range(row.start, row.start + len(row.token_ids))
+            lens.append(len(row.token_ids))
+            if row.flags.sample:
+                logit_rows.append(len(tokens) - 1)
+        batch: ForwardBatch = self.backend.batch(
+            tokens,
+            positions,
+            lens,
+            self._tables.array,
+            self.kv_pool,
+            table_rows=rows.slots + [row.slot for row in rows.others],
+            logit_rows=logit_rows,
+            no_write=[False] * len(rows.slots) + [row.flags.no_write for row in rows.others] if rows.others else (),
+        )
+        return batch
+
+    # -- step by step: logits, then what is asked of them
+
+    def _answer(self, rows: Sequence[ScheduledRow]) -> Sequence[RowResult]:
+        slots = [self._slot(row) for row in rows]
+        wanted = _wanted(rows, slots)
+        batch = self._batch(rows, slots, wanted)
         if len(wanted.sampled) == len(wanted.logit_rows):  # a backend may draw while it computes
-            batch.sampling = tuple(self._sampling_row(decision.rows[row], slots[row]) for _, row in wanted.sampled)
-        logits = self.model.forward(self.backend, self.weights, batch)
-        answers = [_Answer() for _ in decision.rows]
+            batch.sampling = tuple(
+                slots[row].sampling_row(rows[row].choice, rows[row].output_index) for _, row in wanted.sampled
+            )
+        logits = self._forward(batch)
+        answers = [_Answer() for _ in rows]
         if wanted.logit_rows:
-            self._prompt_logprobs(logits, batch, decision.rows, wanted, answers)
-            self._sample(logits, batch, decision.rows, slots, wanted, answers)
-        return StepResult(decision.step, tuple(answer.result() for answer in answers))
+            self._prompt_logprobs(logits, batch, rows, wanted, answers)
+            self._sample(logits, batch, rows, slots, wanted, answers)
+        return tuple(answer.result() for answer in answers)
+
+    def _forward(self, batch: ForwardBatch) -> Any:
+        started = self.clock()
+        logits = self.model.forward(self.backend, self.weights, batch)
+        self.phase_seconds["model"] += self.clock() - started
+        return logits
 
     def _slot(self, row: ScheduledRow) -> Slot:
+        """The slot of a row, with the row's tokens and pages in it."""
         if row.init is not None:
-            self._slots[row.slot] = Slot(row.init, self.num_groups)
-            if self._tables is not None:
-                self._tables.clear(row.slot)
+            self._fill_slot(row, row.init)
         slot = self._slots.get(row.slot)
         if slot is None:
             raise InvariantBroken(f"row {row.request_id}/{row.choice} names slot {row.slot}, which was never filled")
         slot.update(row)
-        if self._tables is not None:
-            for delta in row.page_deltas:
-                self._tables.place(row.slot, delta.group, delta.first, delta.pages)
+        if row.page_deltas:
+            self._place(row.slot, row.page_deltas)
         return slot
+
+    def _fill_slot(self, row: ScheduledRow, init: SlotInit) -> None:
+        slot = self._slots[row.slot] = Slot(init, self.num_groups)
+        self._altered.pop(row.slot, None)
+        if slot.plain_from:
+            self._altered[row.slot] = slot
+        if self._tables is not None:
+            self._tables.clear(row.slot)
+        if self._draws is not None:
+            self._draws.place(row.slot, slot.sampling_row(row.choice, row.output_index))
+
+    def _place(self, slot: int, deltas: Sequence[PageTableDelta]) -> None:
+        for delta in deltas:
+            if self._tables is None:
+                self._slots[slot].place(delta)
+            else:
+                self._tables.place(slot, delta.group, delta.first, delta.pages)
 
     def _batch(self, rows: Sequence[ScheduledRow], slots: Sequence[Slot], wanted: _Wanted) -> ForwardBatch:
         where: dict[str, Any] = {}
@@ -155,7 +260,7 @@ class ModelRunner:
             raw = self._select(logits, batch, [at for at, _ in left], len(wanted.logit_rows))
             asked: Sequence[SamplingRow] = batch.sampling
             if len(asked) != len(left):
-                asked = [self._sampling_row(rows[row], slots[row]) for _, row in left]
+                asked = [slots[row].sampling_row(rows[row].choice, rows[row].output_index) for _, row in left]
             try:
                 ids = self.backend.sample(self.backend.process_logits(raw, asked), asked)
             except RowError as error:
@@ -187,20 +292,9 @@ class ModelRunner:
         for row, logprob in zip(owners, found, strict=True):
             answers[row].logprobs = (logprob,)
 
-    def _sampling_row(self, row: ScheduledRow, slot: Slot) -> SamplingRow:
-        params = slot.params
-        banned: tuple[int, ...] = ()
-        if row.output_index < params.min_tokens:
-            banned = params.stop_token_ids + (() if params.ignore_eos else slot.eos_token_ids)
-        return SamplingRow(
-            params=params,
-            seed=slot.seed,
-            choice=row.choice,
-            output_index=row.output_index,
-            prompt_counts=slot.prompt_counts,
-            output_counts=slot.output_counts,
-            banned_now=banned,
-        )
+
+def _as_others(rows: Sequence[ScheduledRow]) -> StepRows:
+    return StepRows([], [], [], [], [], [], {}, rows)
 
 
 def _wants_logprobs(row: ScheduledRow) -> bool:
@@ -222,3 +316,10 @@ def _wanted(rows: Sequence[ScheduledRow], slots: Sequence[Slot]) -> _Wanted:
             wanted.sampled.append((len(wanted.logit_rows), index))
             wanted.logit_rows.append(first - 1)
     return wanted
+
+
+def _is_drawn(row: ScheduledRow, slot: Slot) -> bool:
+    """True if all that is asked of the row is a token drawn from its logits as they are, or nothing."""
+    flags = row.flags
+    asks = flags.logprobs >= 0 or flags.logprob_ids or flags.prompt_logprobs >= 0
+    return not asks and (not flags.sample or row.output_index >= slot.plain_from)

@@ -11,8 +11,8 @@ __all__ = ["engine_stats"]
 
 def engine_stats(core: EngineCore) -> Mapping[str, float]:
     """Gauges and counters of an engine, between two steps. Costs the same however much has been served."""
-    usage, metrics, scheduler = core.kv.usage(), core.metrics, core.scheduler
-    pages, prefix = usage.pages, usage.prefix
+    metrics, scheduler = core.metrics, core.scheduler
+    pages, prefix = core.kv.allocator.counts(), core.kv.prefix.stats
     last = metrics.steps[-1] if metrics.steps else None
     return {
         "num_running": scheduler.num_running,
