@@ -67,6 +67,8 @@ OCTAVO_API int64_t octavo_add_matrix(octavo_engine* engine, const octavo_matrix*
  * formats with 4 bits in groups of 32 as they are, everything else as its values. */
 OCTAVO_API int64_t octavo_add_stored(octavo_engine* engine, int32_t format, int64_t n, int64_t k, const octavo_stored* halves,
                                      int32_t count);
+/* A place of zeros for a matrix that never comes (`data` is not looked at): a program opened over such tells its bytes. */
+OCTAVO_API int64_t octavo_declare_matrix(octavo_engine* engine, const octavo_matrix* matrix);
 OCTAVO_API int64_t octavo_add_vector(octavo_engine* engine, const float* data, int64_t n);
 /* Bytes that octavo_add_matrix would take (padding included), or negative for an impossible matrix. */
 OCTAVO_API int64_t octavo_matrix_bytes(octavo_engine* engine, const octavo_matrix* matrix);

@@ -133,6 +133,10 @@ int64_t octavo_add_stored(octavo_engine* engine, int32_t format, int64_t n, int6
   return guarded<int64_t>(-1, [&] { return engine->engine.add_stored(shape, halves, count, &last_error()); });
 }
 
+int64_t octavo_declare_matrix(octavo_engine* engine, const octavo_matrix* matrix) {
+  return guarded<int64_t>(-1, [&] { return engine->engine.declare_matrix(*matrix, &last_error()); });
+}
+
 int64_t octavo_add_vector(octavo_engine* engine, const float* data, int64_t n) {
   return guarded<int64_t>(-1, [&] { return engine->engine.add_vector(data, n, &last_error()); });
 }

@@ -32,6 +32,7 @@ struct Engine {
   // These return the weight's number, or -1 with `error` set (weights.cpp).
   int64_t add_matrix(const octavo_matrix& given, std::string* error);
   int64_t add_stored(const octavo_matrix& shape, const octavo_stored* halves, int32_t count, std::string* error);
+  int64_t declare_matrix(const octavo_matrix& shape, std::string* error);
   int64_t add_vector(const float* data, int64_t n, std::string* error);
   void make_draws(int64_t vocab_size);
   bool layout(const octavo_matrix& given, Mat* mat, int64_t* bytes, std::string* error) const;

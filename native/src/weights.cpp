@@ -248,6 +248,16 @@ int64_t Engine::pack(Mat* mat, void* job, int64_t outputs) {
   return static_cast<int64_t>(weights.size()) - 1;
 }
 
+// Memory is taken and not touched, so it costs nothing.
+int64_t Engine::declare_matrix(const octavo_matrix& shape, std::string* error) {
+  Mat mat;
+  int64_t bytes;
+  if (!layout(shape, &mat, &bytes, error)) return -1;
+  mat.base = memory.take(bytes);
+  weights.push_back({true, mat, nullptr, shape.n, mat.k});
+  return static_cast<int64_t>(weights.size()) - 1;
+}
+
 int64_t Engine::add_vector(const float* data, int64_t n, std::string* error) {
   if (data == nullptr || n <= 0 || n > kMaxSide) {
     *error = "vector: size out of range";

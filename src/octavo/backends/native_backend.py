@@ -51,6 +51,11 @@ class NativeEngine:
         self.isa: str = self._lib.octavo_isa(self.handle).decode()
         self.threads = int(self._lib.octavo_threads(self.handle))
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights take so far."""
+        return int(self._lib.octavo_weight_bytes(self.handle))
+
     def matrix_bytes(self, shape: Sequence[int], kind: str, pair: bool) -> int:
         """Packed bytes of a matrix [n, k] (of each half of a pair)."""
         return lib.check(self._lib.octavo_matrix_bytes(self.handle, _matrix(shape, kind, pair)), "format")

@@ -121,6 +121,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_weight_bytes": (_I64, (_P,)),
     "octavo_add_matrix": (_I64, (_P, c.POINTER(Matrix))),
     "octavo_add_stored": (_I64, (_P, _I32, _I64, _I64, c.POINTER(Stored), _I32)),
+    "octavo_declare_matrix": (_I64, (_P, c.POINTER(Matrix))),
     "octavo_add_vector": (_I64, (_P, _P, _I64)),
     "octavo_matrix_bytes": (_I64, (_P, c.POINTER(Matrix))),
     "octavo_read_row": (_I32, (_P, _I64, _I64, _P)),
@@ -166,9 +167,7 @@ def _load(path: Path) -> Any:
     try:
         loaded = c.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name, None) if name == "octavo_add_stored" else getattr(loaded, name)
-            if function is None:
-                continue
+            function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         remedy = f"{path.name} cannot be loaded ({error}); build it again, or use backend='numpy'"

@@ -111,23 +111,18 @@ def scheduling_for(config: EngineConfig, max_seq_len: int) -> SchedulerConfig:
 def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: int) -> MemoryPlan:
     """The memory plan of a model (``octavo.models`` object) on a backend. Raises ``InvalidInput`` if it cannot fit."""
     width = _BYTES_PER_VALUE.get(backend_name, 4)
-    c: ModelConfig = model.config
-    groups = model.kv_groups()
-    widest = max(c.intermediate_size, c.moe_intermediate_size * c.experts_per_token, c.num_heads * c.head_dim)
-    tokens, rows = config.max_batched_tokens, config.max_batched_tokens + config.max_running_requests
-    compiled = hasattr(model, "weight_bytes")
+    activations, logits = _step_bytes(config, model, width, max_seq_len)
+    shapes = model.weight_shapes().values()
     needs = MemoryNeeds(
-        weights=model.weight_bytes()
-        if compiled
-        else width * sum(math.prod(shape) for shape in model.weight_shapes().values()),
-        activations=model.activation_bytes(tokens) if compiled else width * tokens * (4 * c.hidden_size + 3 * widest),
-        workspace=width * min(rows, config.max_running_requests * 3) * c.vocab_size,
+        weights=model.weight_bytes() if hasattr(model, "weight_bytes") else width * sum(map(math.prod, shapes)),
+        activations=activations,
+        workspace=logits,
         page_bytes=page_bytes(model, config.page_size) * width // 4,
     )
     return plan_memory(
         needs,
         page_size=config.page_size,
-        num_groups=len(groups),
+        num_groups=len(model.kv_groups()),
         max_seq_len=max_seq_len,
         max_sequences=config.max_running_requests,
         kv_memory=config.kv_bytes,
@@ -135,6 +130,18 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
         default_cap=DEFAULT_KV_CAP,
         available=available_memory(),
     )
+
+
+def _step_bytes(config: EngineConfig, model: Any, width: int, max_seq_len: int) -> tuple[int, int]:
+    """Activations of the largest step, and its logits: what a compiled model will take; else about so."""
+    if hasattr(model, "step_bytes"):
+        activations, logits = model.step_bytes(scheduling_for(config, max_seq_len), config.page_size)
+        return activations, logits
+    c: ModelConfig = model.config
+    widest = max(c.intermediate_size, c.moe_intermediate_size * c.experts_per_token, c.num_heads * c.head_dim)
+    tokens, running = config.max_batched_tokens, config.max_running_requests
+    rows = min(tokens + running, running * 3)
+    return width * tokens * (4 * c.hidden_size + 3 * widest), width * rows * c.vocab_size
 
 
 def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int, str]:

@@ -94,8 +94,8 @@ class MemoryNeeds:
     """What a model takes on a backend, in bytes; the KV pages are what is chosen to fit beside it."""
 
     weights: int
-    activations: int  # the largest step's rows through the widest layer
-    workspace: int  # logits of the largest step, as given and as processed
+    activations: int  # what the largest step takes beside its logits
+    workspace: int  # logits of the largest step
     page_bytes: int  # one page: all layers of its group, keys and values
 
 
