@@ -152,8 +152,15 @@ def test_page_sizes_that_no_kernel_takes(page_size: int) -> None:
 
 
 def test_unknown_instruction_sets_are_named() -> None:
-    with pytest.raises(InvalidInput, match=r"use one of .*generic"):
+    with pytest.raises(InvalidInput, match=r"^isa = 'sse9'.*use one of .*generic"):
         NativeBackend("sse9")
+
+
+def test_unknown_instruction_sets_of_the_environment_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_NATIVE_ISA", "sse8")
+    with pytest.raises(InvalidInput, match=r"^OCTAVO_NATIVE_ISA = 'sse8'.*use one of .*generic"):
+        NativeBackend()
+    assert NativeBackend("generic").engine.isa == "generic"
 
 
 def test_without_the_library_auto_takes_numpy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ runs beside it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -46,7 +47,9 @@ class NativeEngine:
         self._lib = lib.library()
         self.handle = self._lib.octavo_open(isa.encode() or None, threads)
         if not self.handle:
-            raise InvalidInput("isa", isa, self._lib.octavo_error().decode())
+            wish = os.environ.get("OCTAVO_NATIVE_ISA", "")
+            field, given = ("OCTAVO_NATIVE_ISA", wish) if wish and not isa else ("isa", isa)
+            raise InvalidInput(field, given, self._lib.octavo_error().decode())
         lib.close_with(self, self._lib.octavo_close, self.handle)
         self.isa: str = self._lib.octavo_isa(self.handle).decode()
         self.threads = int(self._lib.octavo_threads(self.handle))
