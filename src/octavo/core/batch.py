@@ -196,6 +196,17 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
     chosen: tuple[tuple[int, float], ...] = ()  # for RowFlags.logprob_ids
 
+    def to_json(self) -> list[Any]:
+        """As JSON values, in the order of the fields."""
+        top, chosen = [list(pair) for pair in self.top], [list(pair) for pair in self.chosen]
+        return [self.token_id, self.logprob, self.rank, top, chosen]
+
+    @classmethod
+    def from_json(cls, saved: Sequence[Any]) -> TokenLogprobs:
+        """The inverse of ``to_json``. Raises ``ValueError`` or ``TypeError`` for anything else."""
+        token_id, logprob, rank, top, chosen = saved
+        return cls(token_id, logprob, rank, tuple((t, p) for t, p in top), tuple((t, p) for t, p in chosen))
+
 
 @dataclass(slots=True)
 class RowResult:

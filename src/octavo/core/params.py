@@ -195,6 +195,11 @@ class SamplingParams:
         """True if the most likely token is always taken (lowest id on ties): a temperature below 1e-5."""
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if any logprob is asked for, of the output or of the prompt."""
+        return self.logprobs is not None or bool(self.logprob_token_ids) or self.prompt_logprobs is not None
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; ``from_dict`` gives back an equal object, also after a trip through JSON."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}

@@ -10,59 +10,21 @@ recompute are all that rule.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from octavo.core.batch import (
-    SAMPLES,
-    WRITES,
-    PageCopy,
-    PageTableDelta,
-    Preemption,
-    RowFlags,
-    ScheduledRow,
-    SlotInit,
-    StepRows,
-    build_batch,
-)
+from octavo.core.batch import PageTableDelta, StepRows, build_batch
 from octavo.core.config import SchedulerConfig
+from octavo.core.draft import Draft
 from octavo.core.errors import OutOfPages
 from octavo.core.kv import KVCacheManager, PrefixHit
 from octavo.core.policy import Policy, count_bypass, service_order
 from octavo.core.request import Branch, FinishReason, RequestState, WaitingReason
 from octavo.core.roster import Roster, checkpoint
-from octavo.core.undo import UndoLog
-
-BranchKey = tuple[str, int]
+from octavo.core.rows import decode_rows, make_row
 
 _DECODING, _NOT_BLOCKED = RequestState.DECODING, WaitingReason.NONE  # an enum's attribute is looked up slowly
-
-
-@dataclass
-class Draft:
-    """A step while it is being planned, and, once planned, the step in flight."""
-
-    step: int
-    now: float
-    only: Collection[BranchKey] | None = None  # schedule nothing else
-    undo: UndoLog = field(default_factory=UndoLog)
-    steady: list[Branch] = field(default_factory=list)  # whose rows are columns
-    served: list[Branch] = field(default_factory=list)  # one for each of `others`
-    others: list[ScheduledRow] = field(default_factory=list)
-    rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
-    copies: list[PageCopy] = field(default_factory=list)
-    preemptions: list[Preemption] = field(default_factory=list)
-
-    @property
-    def branches(self) -> list[Branch]:
-        """One for each row."""
-        return self.steady + self.served
-
-    def allows(self, branch: Branch) -> bool:
-        """True if this step may schedule the branch."""
-        return self.only is None or branch.key in self.only
 
 
 class Planner:
@@ -138,15 +100,7 @@ class Planner:
         for branch in steady:
             branch.last_step = draft.step
         draft.steady = steady
-        return StepRows(
-            request_ids=[branch.key[0] for branch in steady],
-            choices=[branch.choice for branch in steady],
-            slots=[_slot_of(branch) for branch in steady],
-            starts=starts,
-            token_ids=[branch.token_ids[-1] for branch in steady],
-            output_indices=[start + 1 - branch.num_prompt_tokens for start, branch in zip(starts, steady, strict=True)],
-            page_deltas=deltas,
-        )
+        return decode_rows(steady, deltas)
 
     def _at_page_ends(self, steady: Sequence[Branch], starts: Sequence[int]) -> list[int]:
         """Those whose token begins or completes a page, or whose page table has changed since the runner was told."""
@@ -360,21 +314,8 @@ class Planner:
         draft: Draft,
         hit: PrefixHit | None = None,
     ) -> None:
-        start, end = branch.num_resident_tokens, branch.num_resident_tokens + tokens
         self.kv.computing(branch.key, branch.token_ids, draft.undo)
-        row = ScheduledRow(
-            request_id=branch.key[0],
-            choice=branch.choice,
-            slot=_slot_of(branch),
-            start=start,
-            token_ids=tuple(branch.token_ids[start:end]),
-            num_tokens=branch.num_tokens,
-            output_index=branch.num_output_tokens,
-            flags=_flags(branch, start, end, hit is not None and hit.no_write),
-            page_deltas=deltas,
-            init=_slot_init(branch) if branch.needs_init else None,
-            reason=_reason(branch, start, end, 0 if hit is None else hit.num_tokens),
-        )
+        row = make_row(branch, tokens, deltas, hit)
         branch.last_step, branch.needs_init = draft.step, False
         branch.waiting_reason = WaitingReason.NONE
         draft.others.append(row)
@@ -392,45 +333,3 @@ class Outcome(Enum):
 def _ask(branch: Branch) -> dict[str, Any]:
     phase = "decode" if branch.state is RequestState.DECODING else "prefill"
     return {"id": branch.key, "phase": phase, "prompt_left": branch.num_missing_tokens}
-
-
-def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
-    params = branch.params
-    sample = end == branch.num_tokens and branch.num_tokens < branch.request.token_limit
-    if params.logprobs is None and not params.logprob_token_ids and params.prompt_logprobs is None and not no_write:
-        return SAMPLES if sample else WRITES
-    logprobs = -1
-    if sample and (params.logprobs is not None or params.logprob_token_ids):
-        logprobs = params.logprobs or 0
-    last_predicted = min(end, branch.num_prompt_tokens - 1)
-    prompt = params.prompt_logprobs if branch.wants_prompt_logprobs else None
-    return RowFlags(
-        sample=sample,
-        logprobs=logprobs,
-        logprob_ids=params.logprob_token_ids if sample else (),
-        prompt_logprobs=prompt if prompt is not None and last_predicted > len(branch.prompt_logprobs) else -1,
-        no_write=no_write,
-    )
-
-
-def _slot_of(branch: Branch) -> int:
-    return -1 if branch.slot is None else branch.slot
-
-
-def _slot_init(branch: Branch) -> SlotInit:
-    return SlotInit(
-        params=branch.params,
-        seed=branch.seed,
-        token_ids=tuple(branch.token_ids),
-        num_prompt_tokens=branch.num_prompt_tokens,
-        eos_token_ids=branch.request.eos_token_ids,
-    )
-
-
-def _reason(branch: Branch, start: int, end: int, hit: int) -> str:
-    """``decode``, or ``prefill 16..48 of 100``; ``recompute`` after a preemption; the prefix hit where there is one."""
-    if branch.state is RequestState.DECODING:
-        return "decode"
-    verb = "recompute" if branch.admissions > 1 else "prefill"
-    cached = f", {hit} from the prefix cache" if hit else ""
-    return f"{verb} {start}..{end} of {branch.num_tokens}{cached}"

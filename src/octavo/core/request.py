@@ -107,7 +107,7 @@ class Branch:
         self.key: tuple[str, int] = (request.request_id, choice)
         self.params: SamplingParams = request.params
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.is_plain = _is_plain(request.params)  # its tokens are all that is asked for
+        self.is_plain = not request.params.wants_logprobs  # its tokens are all that is asked for
         self.end_ids = request.end_ids
         self.token_limit = MAX_COUNT  # the request's, set at submit
         self.state = RequestState.WAITING
@@ -239,8 +239,8 @@ class Branch:
         return {
             "state": self.state.value,
             "output_token_ids": self.output_token_ids,
-            "logprobs": [_pack(entry) for entry in self.logprobs],
-            "prompt_logprobs": [_pack(entry) for entry in self.prompt_logprobs],
+            "logprobs": [None if entry is None else entry.to_json() for entry in self.logprobs],
+            "prompt_logprobs": [entry.to_json() for entry in self.prompt_logprobs],
             "num_computed_tokens": self.num_computed_tokens,
             "num_cached_tokens": self.num_cached_tokens,
             "num_delivered_tokens": self.num_delivered_tokens,
@@ -256,8 +256,8 @@ class Branch:
         state = RequestState(saved["state"])
         self.state = state if state in TERMINAL else RequestState.WAITING
         self._tokens += check_ids("output_token_ids", saved["output_token_ids"], MAX_COUNT)
-        self.logprobs = [_unpack(entry) for entry in saved["logprobs"]]
-        self.prompt_logprobs = [entry for entry in map(_unpack, saved["prompt_logprobs"]) if entry is not None]
+        self.logprobs = [None if e is None else TokenLogprobs.from_json(e) for e in saved["logprobs"]]
+        self.prompt_logprobs = [TokenLogprobs.from_json(entry) for entry in saved["prompt_logprobs"]]
         for name in ("num_computed_tokens", "num_cached_tokens", "num_delivered_tokens", "admissions"):
             setattr(self, name, check_int(name, saved[name], 0, MAX_COUNT))
         self.num_preemptions = check_int("num_preemptions", saved["num_preemptions"], 0, MAX_COUNT)
@@ -396,22 +396,4 @@ class Request:
         return request
 
 
-def _is_plain(params: SamplingParams) -> bool:
-    return params.logprobs is None and not params.logprob_token_ids and params.prompt_logprobs is None
-
-
 _IDENTITY = ("tenant", "priority", "deadline", "arrival", "model", "adapter", "namespace")
-
-
-def _pack(entry: TokenLogprobs | None) -> list[Any] | None:
-    if entry is None:
-        return None
-    top, chosen = [list(pair) for pair in entry.top], [list(pair) for pair in entry.chosen]
-    return [entry.token_id, entry.logprob, entry.rank, top, chosen]
-
-
-def _unpack(entry: Sequence[Any] | None) -> TokenLogprobs | None:
-    if entry is None:
-        return None
-    token_id, logprob, rank, top, chosen = entry
-    return TokenLogprobs(token_id, logprob, rank, tuple((t, p) for t, p in top), tuple((t, p) for t, p in chosen))

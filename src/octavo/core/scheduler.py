@@ -16,11 +16,12 @@ from functools import partial
 from octavo.core.admission import check_request, default_seed
 from octavo.core.batch import ScheduleDecision, StepResult, build_batch
 from octavo.core.config import SchedulerConfig
+from octavo.core.draft import Draft
 from octavo.core.errors import InvalidInput
 from octavo.core.events import TokenEvent
 from octavo.core.kv import KVCacheManager
 from octavo.core.params import MAX_COUNT, check_int
-from octavo.core.planner import Draft, Planner
+from octavo.core.planner import Planner
 from octavo.core.policy import make_policy
 from octavo.core.request import FinishReason, Request, RequestState
 from octavo.core.roster import Roster

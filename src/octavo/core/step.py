@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from octavo.core.batch import DrawnRows, RowResult, ScheduledRow, StepResult, StepRows
+from octavo.core.draft import BranchKey, Draft
 from octavo.core.errors import InvalidInput, RowError
 from octavo.core.events import EventKind, TokenEvent
 from octavo.core.kv import KVCacheManager
-from octavo.core.planner import BranchKey, Draft
 from octavo.core.request import Branch, FinishReason, RequestState
 from octavo.core.roster import Roster
 

@@ -1,0 +1,37 @@
+"""A step while it is being planned, and, once planned, the step in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from octavo.core.batch import PageCopy, Preemption, ScheduledRow
+from octavo.core.request import Branch
+from octavo.core.undo import UndoLog
+
+BranchKey = tuple[str, int]
+
+
+@dataclass
+class Draft:
+    """A step while it is being planned, and, once planned, the step in flight."""
+
+    step: int
+    now: float
+    only: Collection[BranchKey] | None = None  # schedule nothing else
+    undo: UndoLog = field(default_factory=UndoLog)
+    steady: list[Branch] = field(default_factory=list)  # whose rows are columns
+    served: list[Branch] = field(default_factory=list)  # one for each of `others`
+    others: list[ScheduledRow] = field(default_factory=list)
+    rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
+    copies: list[PageCopy] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+
+    @property
+    def branches(self) -> list[Branch]:
+        """One for each row."""
+        return self.steady + self.served
+
+    def allows(self, branch: Branch) -> bool:
+        """True if this step may schedule the branch."""
+        return self.only is None or branch.key in self.only

@@ -1,0 +1,85 @@
+"""What a branch's row of a step says: one row in full, or the plain decodes of many branches as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.core.batch import SAMPLES, WRITES, PageTableDelta, RowFlags, ScheduledRow, SlotInit, StepRows
+from octavo.core.kv_table import PrefixHit
+from octavo.core.request import Branch, RequestState
+
+
+def decode_rows(steady: Sequence[Branch], page_deltas: dict[int, tuple[PageTableDelta, ...]]) -> StepRows:
+    """The next token of branches of which all is resident but the last token; deltas by index."""
+    starts = [branch.num_resident_tokens for branch in steady]
+    return StepRows(
+        request_ids=[branch.key[0] for branch in steady],
+        choices=[branch.choice for branch in steady],
+        slots=[_slot(branch) for branch in steady],
+        starts=starts,
+        token_ids=[branch.token_ids[-1] for branch in steady],
+        output_indices=[start + 1 - branch.num_prompt_tokens for start, branch in zip(starts, steady, strict=True)],
+        page_deltas=page_deltas,
+    )
+
+
+def make_row(
+    branch: Branch, tokens: int, page_deltas: tuple[PageTableDelta, ...], hit: PrefixHit | None = None
+) -> ScheduledRow:
+    """The next ``tokens`` tokens of a branch; ``hit`` is what it has just been attached to."""
+    start, end = branch.num_resident_tokens, branch.num_resident_tokens + tokens
+    return ScheduledRow(
+        request_id=branch.key[0],
+        choice=branch.choice,
+        slot=_slot(branch),
+        start=start,
+        token_ids=tuple(branch.token_ids[start:end]),
+        num_tokens=branch.num_tokens,
+        output_index=branch.num_output_tokens,
+        flags=_flags(branch, start, end, hit is not None and hit.no_write),
+        page_deltas=page_deltas,
+        init=_slot_init(branch) if branch.needs_init else None,
+        reason=_reason(branch, start, end, 0 if hit is None else hit.num_tokens),
+    )
+
+
+def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
+    params = branch.params
+    sample = end == branch.num_tokens and branch.num_tokens < branch.request.token_limit
+    if branch.is_plain and not no_write:
+        return SAMPLES if sample else WRITES
+    logprobs = -1
+    if sample and (params.logprobs is not None or params.logprob_token_ids):
+        logprobs = params.logprobs or 0
+    last_predicted = min(end, branch.num_prompt_tokens - 1)
+    prompt = params.prompt_logprobs if branch.wants_prompt_logprobs else None
+    return RowFlags(
+        sample=sample,
+        logprobs=logprobs,
+        logprob_ids=params.logprob_token_ids if sample else (),
+        prompt_logprobs=prompt if prompt is not None and last_predicted > len(branch.prompt_logprobs) else -1,
+        no_write=no_write,
+    )
+
+
+def _slot(branch: Branch) -> int:
+    return -1 if branch.slot is None else branch.slot
+
+
+def _slot_init(branch: Branch) -> SlotInit:
+    return SlotInit(
+        params=branch.params,
+        seed=branch.seed,
+        token_ids=tuple(branch.token_ids),
+        num_prompt_tokens=branch.num_prompt_tokens,
+        eos_token_ids=branch.request.eos_token_ids,
+    )
+
+
+def _reason(branch: Branch, start: int, end: int, hit: int) -> str:
+    """``decode``, or ``prefill 16..48 of 100``; ``recompute`` after a preemption; the prefix hit where there is one."""
+    if branch.state is RequestState.DECODING:
+        return "decode"
+    verb = "recompute" if branch.admissions > 1 else "prefill"
+    cached = f", {hit} from the prefix cache" if hit else ""
+    return f"{verb} {start}..{end} of {branch.num_tokens}{cached}"
