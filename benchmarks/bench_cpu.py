@@ -154,9 +154,9 @@ def ops_values(report: Report, model: str, rounds: int) -> dict[str, Value]:
     return values
 
 
-def full(report: Report, model: str, peers_folder: str, rounds: int) -> None:
+def full(report: Report, given: argparse.Namespace) -> None:
     """The other formats of the small model, then the larger shapes; and what loading takes."""
-    threads = report.card["native"]["threads"]
+    model, rounds, threads = given.model, given.rounds, report.card["native"]["threads"]
     others = Own(model)
     duels = [stream_duel(others, Peers(None, None), name) for name in OTHER_FORMATS]
     for name in OTHER_FORMATS:
@@ -166,7 +166,7 @@ def full(report: Report, model: str, peers_folder: str, rounds: int) -> None:
     report.records["other formats"] = {"duels": [duel.record() for duel in duels]}
     del others, duels
     for shape in SHAPES:
-        _shape(report, shape, find_peers(peers_folder, shape, threads), rounds)
+        _shape(report, shape, find_peers(given.peers, shape, threads, given.against), rounds)
     report.add(FULL_ROWS, footprint_values(model, say))
 
 
@@ -194,6 +194,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The CPU engine against its bars.")
     parser.add_argument("--model", default=EngineConfig.model)
     parser.add_argument("--peers", default=os.environ.get("OCTAVO_PEERS", ""), help="folder of the peers (peers.py)")
+    parser.add_argument(
+        "--against", default="", help="only these peers, such as 'llama.cpp Q8_0,OpenVINO int4'"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PARTS), help="some of " + ",".join(PARTS))
     parser.add_argument("--full", action="store_true", help="also the other formats and the larger shapes")
@@ -216,14 +219,14 @@ def main() -> None:
     require_native(backend)
     card = machine_card(backend)
     report = Report(card, measure_peaks(card["native"]))
-    peers = find_peers(given.peers, given.model, native_engine(backend).threads)
+    peers = find_peers(given.peers, given.model, native_engine(backend).threads, given.against)
     say(f"peers: {peers.describe()}")
     try:
         small(report, given.model, peers, given.only, given.rounds)
     finally:
         peers.close()
     if given.full:
-        full(report, given.model, given.peers, given.rounds)
+        full(report, given)
     lines = report.lines()
     if given.json:
         given.json.write_text(json.dumps(report.record(), indent=1) + "\n", encoding="utf-8")

@@ -170,15 +170,17 @@ class OpenVINO:
 
 @dataclass(frozen=True)
 class Peers:
-    """What was found, and what was not (for the reader of a table)."""
+    """What was found. `only`: the labels that take part; empty for all."""
 
     llama: LlamaCpp | None
     openvino: OpenVINO | None
+    only: frozenset[str] = frozenset()
 
     def of(self, *kinds: str) -> dict[str, tuple[Any, str]]:
         """Those that have files of these kinds: label -> (peer, kind)."""
         every = [peer for peer in (self.llama, self.openvino) if peer is not None]
-        return {peer.label(kind): (peer, kind) for peer in every for kind in kinds if kind in peer.files}
+        found = {peer.label(kind): (peer, kind) for peer in every for kind in kinds if kind in peer.files}
+        return {label: which for label, which in found.items() if not self.only or label in self.only}
 
     def describe(self) -> str:
         """In a line."""
@@ -190,8 +192,8 @@ class Peers:
             self.openvino.close()
 
 
-def find_peers(folder: str, model: str, threads: int) -> Peers:
-    """The peers under a folder that have files of a model; none for an empty name."""
+def find_peers(folder: str, model: str, threads: int, only: str = "") -> Peers:
+    """The peers under a folder that have files of a model; none for an empty name. `only`: labels, commas between."""
     if not folder:
         return Peers(None, None)
     base, name = Path(folder), NAMES.get(model, model)
@@ -204,6 +206,7 @@ def find_peers(folder: str, model: str, threads: int) -> Peers:
     return Peers(
         LlamaCpp(tools, gguf, threads) if tools and gguf else None,
         OpenVINO(python, exports, threads) if python.exists() and exports else None,
+        frozenset(label.strip() for label in only.split(",") if label.strip()),
     )
 
 

@@ -172,6 +172,7 @@ def test_peers_are_those_whose_files_are_there(peers_folder: Path) -> None:
     assert found.describe() == "llama.cpp Q8_0, OpenVINO int8, OpenVINO int8 f32"
     assert list(found.of("Q8_0", "Q4_0")) == ["llama.cpp Q8_0"]
     assert peers.find_peers(str(peers_folder), "another", 2).describe() == "none"
+    assert peers.find_peers(str(peers_folder), "smollm2-135m", 2, "OpenVINO int8, x").describe() == "OpenVINO int8"
     assert peers.find_peers("", "smollm2-135m-instruct", 2).describe() == "none"
 
 
