@@ -2,7 +2,7 @@
 
     python benchmarks/load.py MODEL [MODEL ...] [--formats bf16,w8g64] [--kv-memory 256MiB] [--json FILE]
 
-Files are in the page cache: each process loads once before it is counted. Memory is counted after a step as large as the
+The second of two processes counts: files are in the page cache then. Memory is counted after a step as large as the
 plan allows, with logits of every row, and after every page was written: what is planned is what is used.
 """
 

@@ -235,6 +235,7 @@ class _FileSource(_Source):
         shapes = {name: self.weights.info(name).shape for name in self.weights.names()}
         expected = model.weight_shapes()
         check_tensors(shapes, expected, model_config.tie_word_embeddings)
+        tokenizer = self._tokenizer()  # first: what building it took is free again when memory is fullest
         handles: dict[str, Any] = {}
         weight_format, weight_bytes = "fp32", 4 * sum(math.prod(shape) for shape in expected.values())
         if hasattr(model, "load"):  # packs one weight after the other: no second copy of the model
@@ -249,7 +250,7 @@ class _FileSource(_Source):
             model=model,
             backend=backend,
             weights=handles,
-            tokenizer=self._tokenizer(),
+            tokenizer=tokenizer,
             digest=model_digest(self.config, self._identity()),
             weight_format=weight_format,
             weight_bytes=weight_bytes,
