@@ -105,8 +105,10 @@ def test_default_format_on_the_best_instruction_set() -> None:
         there = stage(name, DEFAULT, resolve_kv_dtype("auto", DEFAULT), ISAS[0], seen)
         for number in range(SCHEDULES // 2):
             there.play(random.Random(f"{name} {number}"), THREADS[number % len(THREADS)])
-    assert min(seen[what] for what in (*WHAT_HAPPENS, "squeezed")) > SCHEDULES / 20, seen
-    assert sum(seen[f"{size}x{threads}"] > 0 for size in PAGE_SIZES for threads in {*THREADS}) == 12 or SCHEDULES < 200
+    assert min(seen[what] for what in WHAT_HAPPENS) > SCHEDULES / 20, seen
+    if SCHEDULES >= 200:
+        assert seen["squeezed"] > SCHEDULES / 20, seen
+        assert all(seen[f"{size}x{threads}"] for size in PAGE_SIZES for threads in THREADS), seen
 
 
 @pytest.mark.parametrize("kv_dtype", KV_TYPES)
