@@ -172,21 +172,29 @@ def full(report: Report, given: argparse.Namespace) -> None:
 
 def _shape(report: Report, shape: str, peers: Peers, rounds: int) -> None:
     """One format after the other, so that memory holds one engine and its peers at a time."""
-    folder, values, states, records = str(shape_folder(shape, say)), {}, [], []
+    values: dict[str, Value] = {}
+    states = []
     for name in STREAM:
-        own = Own(folder)
-        duels = [stream_duel(own, peers, name)]
-        if name == "w8g64":
-            duels += load_duels(own, peers, name, (BATCHES[0], *PREFILLS))
-        contest = Contest(duels, say, report.failures)
-        contest.rounds(rounds, f"{shape}, {name}")
-        peers.close()
-        found, state = share_values(own, duels)
-        values.update({**contest.values(), **found})
+        found, state = _shape_in(report, shape, name, peers, rounds)
+        values.update(found)
         states.append(state)
-        records.append({"own": own.record(), "duels": [duel.record() for duel in duels]})
     report.add(rows_of_state(shape_rows(shape), max(states, key=states.count)), values, f"{shape} ")
-    report.records[shape] = records
+
+
+def _shape_in(report: Report, shape: str, name: str, peers: Peers, rounds: int) -> tuple[dict[str, Value], str]:
+    """A shape in one format: the values of its rows, and the state of the run."""
+    own = Own(str(shape_folder(shape, say)))
+    duels = [stream_duel(own, peers, name)]
+    if name == "w8g64":
+        duels += load_duels(own, peers, name, (BATCHES[0], *PREFILLS))
+    contest = Contest(duels, say, report.failures)
+    try:
+        contest.rounds(rounds, f"{shape}, {name}")
+    finally:
+        peers.close()
+    found, state = share_values(own, duels)
+    report.records[f"{shape} {name}"] = {"own": own.record(), "duels": [duel.record() for duel in duels]}
+    return {**contest.values(), **found}, state
 
 
 def arguments() -> argparse.Namespace:
@@ -194,9 +202,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The CPU engine against its bars.")
     parser.add_argument("--model", default=EngineConfig.model)
     parser.add_argument("--peers", default=os.environ.get("OCTAVO_PEERS", ""), help="folder of the peers (peers.py)")
-    parser.add_argument(
-        "--against", default="", help="only these peers, such as 'llama.cpp Q8_0,OpenVINO int4'"
-    )
+    parser.add_argument("--against", default="", help="only these peers, such as 'llama.cpp Q8_0,OpenVINO int4'")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PARTS), help="some of " + ",".join(PARTS))
     parser.add_argument("--full", action="store_true", help="also the other formats and the larger shapes")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bars import MISSING, Sample, Value, ratio, speed
+from bars import DISTURBED, MISSING, Sample, Value, ratio, speed
 
 __all__ = ["Contest", "Duel", "PeerFailed", "Run"]
 
@@ -48,6 +48,8 @@ class Duel:
         for name in [name for name in self.peers if name not in self.slower]:
             try:
                 found[name] = self.peers[name](keep)
+                if not keep and found[name].state == DISTURBED:  # nobody is out by one bad moment
+                    found[name] = self.peers[name](keep)
             except PeerFailed as error:
                 failures.append(f"{self.key}, {name}: {error}")
                 self.slower[name] = 0.0

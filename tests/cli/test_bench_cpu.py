@@ -99,6 +99,12 @@ def test_peers_take_turns_and_only_the_fast_ones_stay() -> None:
     assert duel.slower == {"third": 8.9, "slow": 5.0, "broken": 0.0} and rounds.failures == ["row, broken: it broke"]
     assert [sample["value"] for sample in duel.record()["own"]] == [15.0, 15.0]
     log.clear()
+    bad = contest.Duel(
+        "row", duel.own, {"peer": lambda keep: log.append(("peer", keep)) or bars.Sample(1.0, "disturbed")}
+    )
+    contest.Contest([bad], say=lambda line: None).rounds(1, "model")
+    assert [keep for name, keep in log if name == "peer"] == [False, False, True]
+    log.clear()
     second = contest.Duel("row", duel.own, {name: runner(log, name, 1.0) for name in ("slow", "fast")}, after=duel)
     contest.Contest([second], say=lambda line: None).rounds(1, "model")
     assert log == [(name, keep) for keep in (False, True) for name in ("own", "fast")]
