@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.backends import native_measure
 from octavo.engine.bench_offline import Workload
 from octavo.weights.names import open_weights
 
@@ -33,6 +34,12 @@ import shapes  # noqa: E402
 
 sys.path.remove(str(ROOT / "benchmarks"))
 TINY = str(ROOT / "fixtures" / "tiny_model.json")
+
+
+@pytest.fixture(autouse=True)
+def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_measure, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(native_measure, "BARRIERS", 10)
 
 
 def test_only_measured_rows_count() -> None:
