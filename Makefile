@@ -40,6 +40,7 @@ test: $(VENV)/.installed-dev $(VENV)/.native ## install if needed, then every ch
 	@start=$$(date +%s); \
 	$(MAKE) --no-print-directory check && \
 	$(MAKE) --no-print-directory test-contract && \
+	$(MAKE) --no-print-directory native-test codegen && \
 	$(MAKE) --no-print-directory test-models && \
 	$(MAKE) --no-print-directory test-core && \
 	$(MAKE) --no-print-directory test-rest && \
@@ -79,7 +80,7 @@ bench-cpu-full: $(VENV)/.installed $(VENV)/.native ## the same with every format
 native: $(VENV)/.cmake ## build the native library again where its sources changed
 	@$(NATIVE_BUILD) && touch $(VENV)/.native
 
-native-test: $(VENV)/.cmake ## the kernels' own tests, in C++
+native-test: $(VENV)/.native ## the library's own tests, in C++
 	@sh native/check.sh plain
 
 sanitize: $(VENV)/.cmake ## the same under the address and undefined, then the thread sanitizer
@@ -88,7 +89,7 @@ sanitize: $(VENV)/.cmake ## the same under the address and undefined, then the t
 qemu: $(VENV)/.cmake ## the same for ARM, run by qemu and held against vectors of this machine
 	@sh native/check.sh qemu
 
-codegen: native ## no dot loop of a table keeps a vector on the stack
+codegen: $(VENV)/.native ## no dot loop of a table keeps a vector on the stack
 	@$(PYTHON) native/tests/check_codegen.py build/native/CMakeFiles/octavo_objects.dir/src/kernels_*.o
 
 format: $(VENV)/.installed-dev ## format the sources and mend what lint can mend

@@ -13,7 +13,7 @@ make_tests() { # folder, then options for CMake
   generator=
   if [ ! -e "$folder/CMakeCache.txt" ] && command -v ninja >/dev/null 2>&1; then generator=-GNinja; fi
   "$cmake" -S "$here" -B "$folder" $generator -DOCTAVO_TESTS=ON "$@" >/dev/null
-  "$cmake" --build "$folder" --parallel "$(getconf _NPROCESSORS_ONLN)" >"$folder/build.log" || { cat "$folder/build.log" >&2; exit 1; }
+  "$cmake" --build "$folder" --parallel "$(getconf _NPROCESSORS_ONLN)" --target octavo_tests >"$folder/build.log" || { cat "$folder/build.log" >&2; exit 1; }
 }
 run() { # a command before ctest's, the folder
   echo "native tests, $kind:"
@@ -21,9 +21,9 @@ run() { # a command before ctest's, the folder
 }
 
 case $kind in
-  plain)
-    make_tests native-plain
-    run "" native-plain
+  plain) # beside the library's own build, whose objects they are
+    make_tests native "-DOCTAVO_PLACE=$root/src/octavo/backends/_native"
+    run "" native
     ;;
   address,undefined)
     make_tests sanitize-address "-DOCTAVO_SANITIZE=$kind"
@@ -38,8 +38,8 @@ case $kind in
       command -v $tool >/dev/null || {
         echo "error: $tool is missing; on Debian or Ubuntu: apt install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }
     done
-    make_tests native-plain
-    "$root/build/native-plain/tests/golden" write "$root/build/goldens.txt"
+    make_tests native "-DOCTAVO_PLACE=$root/src/octavo/backends/_native"
+    "$root/build/native/tests/golden" write "$root/build/goldens.txt"
     grep -qs aarch64-linux-gnu-g++ "$root/build/qemu/CMakeCache.txt" || rm -rf "$root/build/qemu"
     make_tests qemu "-DCMAKE_TOOLCHAIN_FILE=$here/cmake/aarch64.cmake" "-DOCTAVO_GOLDENS=$root/build/goldens.txt"
     run "" qemu

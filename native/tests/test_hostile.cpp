@@ -300,14 +300,14 @@ void test_numbers_of_a_step(Tried* tried) {
   Random random(9);
   const int32_t wild[] = {kLeast32, kLeast32 + 1, -2, -1, 0, 1, 2, 3, 15, 16, 17, 23, 24, 48, kPages, kVocab, kMaxPositions, kMaxPositions + 1, 1 << 20, kMost32 - 1, kMost32};
   long failed = 0;
-  for (int i = 0; i < 1500; i++) {
+  for (int i = 0; i < 900; i++) {
     Step step = tried->base;
     std::vector<int32_t>* arrays[] = {&step.ids, &step.positions, &step.starts, &step.table_row, &step.table, &step.rows};
     std::vector<int32_t>& spoilt = *arrays[i % 6];
     spoilt[size_t(random.below(int64_t(spoilt.size())))] = wild[random.below(int64_t(std::size(wild)))];
     failed += tried->run(step.record(), false);
   }
-  CHECK(failed > 700);
+  CHECK(failed > 400);
   for (const int32_t value : {kLeast32, -1, kVocab, kMost32})
     for (size_t at = 0; at < tried->base.ids.size(); at++) {
       Step step = tried->base;
@@ -459,14 +459,14 @@ void spoil_record(Random& random, Records* records) {
 void test_records(Tried* tried) {
   Random random(4);
   long failed[2] = {};
-  for (int i = 0; i < 2000; i++) {
+  for (int i = 0; i < 1200; i++) {
     Records records = tried->model.records;
     i % 4 == 0 ? spoil_tables(random, &records) : spoil_record(random, &records);
     if (i % 3 == 0) spoil_record(random, &records);
     const octavo_program_spec spec = records.spec();
     failed[i % 4 == 0] += open_fails(tried, spec);
   }
-  CHECK(failed[0] > 500 && failed[0] < 1400 && failed[1] > 200);  // and some are programs that run
+  CHECK(failed[0] > 300 && failed[0] < 850 && failed[1] > 120);  // and some are programs that run
 }
 
 void test_measurements(octavo_engine* engine) {
