@@ -25,10 +25,10 @@ def test_every_format_is_described() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(FORMATS)), st.integers(1, 700), st.integers(1, 700), st.booleans())
-def test_packed_bytes(kind: str, outputs: int, inputs: int, pair: bool) -> None:
+@given(st.sampled_from(ISAS), st.sampled_from(sorted(FORMATS)), st.integers(1, 700), st.integers(1, 700), st.booleans())
+def test_packed_bytes(isa: str, kind: str, outputs: int, inputs: int, pair: bool) -> None:
     whole = (2 * outputs if pair else outputs, inputs)
-    assert packed_bytes(whole, kind) == NativeEngine("", 1).matrix_bytes((outputs, inputs), kind, pair)
+    assert packed_bytes(whole, kind) == NativeEngine(isa, 1).matrix_bytes((outputs, inputs), kind, pair)
 
 
 class OneProduct:
