@@ -22,10 +22,10 @@ from octavo.backends.capture import capture
 from octavo.backends.native_codes import CodeArrays, StoredCodes, StoredRows, code_arrays
 from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
 from octavo.backends.native_lower import lower
-from octavo.backends.native_pages import NativeKVPool, PageTables, page_bytes
+from octavo.backends.native_pages import NativeKVPool, page_bytes
 from octavo.backends.native_program import NativeProgram, StepLimits, fill_sampling
 from octavo.backends.native_records import MatrixSpec, VectorSpec, WeightSpec
-from octavo.backends.native_slots import SlotSampling
+from octavo.backends.native_steps import StepArrays
 from octavo.backends.ops import ForwardBatch, SamplingRow
 from octavo.backends.sampling import is_plain, refuse_undrawable
 from octavo.core.batch import TokenLogprobs
@@ -166,7 +166,7 @@ class NativeBackend:
     ) -> ForwardBatch:
         """A step from plain lists, as in the other backends. The library works slots out from the page tables.
 
-        `page_table` is lists [G][S][*], or the array of `page_tables` with `table_rows` [S], the slot of each sequence.
+        `page_table` is lists [G][S][*], or the array of `step_arrays` with `table_rows` [S], the slot of each sequence.
         """
         starts = np.array([0, *accumulate(query_lens)], np.int32)
         places = np.asarray(positions, np.int32)
@@ -189,17 +189,9 @@ class NativeBackend:
             cache=cache,
         )
 
-    def page_tables(self, num_groups: int) -> PageTables:
-        """Tables that a runner keeps by slot and `batch` takes as they lie."""
-        return PageTables(num_groups)
-
-    def slot_sampling(self) -> SlotSampling:
-        """Sampling parameters that a runner keeps by slot; the records it makes go into `ForwardBatch.draws`."""
-        return SlotSampling()
-
-    def drawn(self, logits: Floats) -> list[int]:
-        """The ids drawn during the step that gave these logits, one for each draw; -1: nothing can be drawn."""
-        return self._drawn[1] if self._drawn[0] is logits else []
+    def step_arrays(self, num_groups: int) -> StepArrays:
+        """What a runner keeps by slot: page tables, which `batch` takes as they lie, and records for `draw`."""
+        return StepArrays(num_groups)
 
     def copy_pages(self, kv: NativeKVPool, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source to page target, for each pair."""
@@ -338,16 +330,19 @@ class NativeModel:
         return program
 
     def forward(self, ops: Any, w: Any, batch: ForwardBatch) -> Floats:
-        """Logits [R, V] of the rows `batch.logit_rows`; with `batch.draws` or `sampling`, draws in the same call."""
-        program = batch.kv.programs.get(self)
-        if program is None:
-            program = self.open(batch.kv, self.limits)
-        if batch.draws is not None:
-            logits, drawn = program.run_draws(batch)
-        else:
-            logits, drawn = program.run(batch, batch.sampling if all(map(is_plain, batch.sampling)) else ())
-        self.backend._drawn = (logits if drawn else None, drawn)
+        """Logits [R, V] of the rows `batch.logit_rows`; with `batch.sampling`, draws them in the same call."""
+        rows = batch.sampling if all(map(is_plain, batch.sampling)) else ()
+        logits, drawn = self._program(batch).run(batch, rows)
+        self.backend._drawn = (logits if rows else None, drawn)
         return logits
+
+    def draw(self, batch: ForwardBatch) -> list[int]:
+        """The ids that `batch.draws` asks for, from logits as they are; -1 where none can be drawn."""
+        return self._program(batch).draw(batch)
+
+    def _program(self, batch: ForwardBatch) -> NativeProgram:
+        program: NativeProgram | None = batch.kv.programs.get(self)
+        return self.open(batch.kv, self.limits) if program is None else program
 
 
 def _limits(scheduling: Any) -> StepLimits:

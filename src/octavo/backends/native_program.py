@@ -59,7 +59,8 @@ class NativeProgram:
         self._step = lib.Step(size=ctypes.sizeof(lib.Step))
         self._sampling = (lib.Sampling * limits.max_sequences)()
         self._sampled = np.empty(limits.max_sequences, np.int32)
-        self._sampled_at = self._sampled.ctypes.data
+        self._step.sampled = self._sampled.ctypes.data
+        self._kept: ForwardBatch | None = None  # whose sizes and addresses are in `_step`
         self._seen: tuple[int, Floats] = (0, np.empty((0, vocab_size), np.float32))  # address and all rows of logits
 
     @property
@@ -83,21 +84,26 @@ class NativeProgram:
 
         Raises InvalidInput for a step outside the limits or with indices outside their arrays.
         """
-        fill_sampling(self._sampling, rows)
-        return self._run(batch, ctypes.addressof(self._sampling), len(rows))
-
-    def run_draws(self, batch: ForwardBatch) -> tuple[Floats, list[int]]:
-        """`run` with the records `batch.draws` (native_slots.py) in place of rows."""
-        return self._run(batch, batch.draws.ctypes.data, len(batch.draws))
-
-    def _run(self, batch: ForwardBatch, sampling: int, samples: int) -> tuple[Floats, list[int]]:
         step = self._step
         self._fill(batch)
-        step.samples, step.sampling, step.sampled = samples, sampling, self._sampled_at
+        if rows:
+            fill_sampling(self._sampling, rows)
+            step.samples, step.sampling = len(rows), ctypes.addressof(self._sampling)
         lib.check(self._lib.octavo_run(self.handle, step), "step")
-        return self._logits(step.logit_rows), self._sampled[:samples].tolist()
+        return self._logits(step.logit_rows), self._sampled[: len(rows)].tolist()
+
+    def draw(self, batch: ForwardBatch) -> list[int]:
+        """The ids drawn for `batch.draws`; -1: none. A batch with `kept` in its cache is read where it lay before."""
+        step = self._step
+        if batch is not self._kept:
+            self._fill(batch)
+            step.samples, step.sampling = len(batch.draws), batch.draws.ctypes.data
+            self._kept = batch if "kept" in batch.cache else None
+        lib.check(self._lib.octavo_run(self.handle, step), "step")
+        return self._sampled[: step.samples].tolist()
 
     def _fill(self, batch: ForwardBatch) -> None:
+        self._kept = None
         step, table = self._step, batch.page_table
         step.tokens, step.sequences = len(batch.token_ids), len(batch.seq_lens)
         step.logit_rows, step.samples = len(batch.logit_rows), 0

@@ -94,7 +94,7 @@ class ForwardBatch:
     request_ids: tuple[str, ...] = ()  # [S] for the access log
     parent_rows: tuple[tuple[int, ...], ...] = ()  # [S] tree rows: parent of each token within its row; (): a chain
     sampling: tuple[SamplingRow, ...] = ()  # [R] draws that a backend may make during the step; (): none
-    draws: Any = None  # [R] the same as records that the backend keeps by slot (`slot_sampling`)
+    draws: Any = None  # [R] the same as a backend's own records, for its `draw`
     cache: dict[Any, Any] = field(default_factory=dict)  # what a backend computes once per step
 
 

@@ -48,6 +48,9 @@ class PageState(str, Enum):
     REFERENCED = "referenced"
 
 
+_FREE, _TICKETED, _CACHED, _REFERENCED = PageState  # an enum's attribute is looked up slowly
+
+
 class PageCounts(NamedTuple):
     """Pages by class; `evictable` are the cached ones that no open ticket names."""
 
@@ -108,9 +111,9 @@ class PageAllocator:
         self.on_evictable = on_evictable
         self._free = list(range(num_pages))  # a heap: the order depends on the free set, not on history
         self._owners: list[dict[Owner, int] | None] = [None] * num_pages
-        self._state = [PageState.FREE] * num_pages
+        self._state = [_FREE] * num_pages
         self._count = dict.fromkeys(PageState, 0)
-        self._count[PageState.FREE] = num_pages
+        self._count[_FREE] = num_pages
         self._evictable = 0
         self._is_evictable = bytearray(num_pages)
         self._tickets: dict[int, Ticket] = {}
@@ -149,7 +152,7 @@ class PageAllocator:
 
         A ticketed page may be owned again: nobody has written to it since it lost its last owner.
         """
-        if self._state[self._checked(page)] is PageState.FREE:
+        if self._state[self._checked(page)] is _FREE:
             raise UseAfterRelease(f"page {page} is free: take it before adding an owner")
         owners = self._owners[page]
         if owners is None:
@@ -200,7 +203,7 @@ class PageAllocator:
         """
         named = list(pages or ())
         for page in named:
-            if self._state[self._checked(page)] is PageState.FREE:
+            if self._state[self._checked(page)] is _FREE:
                 raise UseAfterRelease(f"page {page} is free: a ticket cannot name it")
         ticket = Ticket(self._next_ticket, kind, [], pages is None)
         self._next_ticket += 1
@@ -235,7 +238,7 @@ class PageAllocator:
         if lease_id in self._leases:
             raise InvalidInput("lease_id", lease_id, "end the lease of this id first, or give a new id")
         for page in pages:
-            if self._state[self._checked(page)] is PageState.FREE:
+            if self._state[self._checked(page)] is _FREE:
                 raise UseAfterRelease(f"page {page} is free: it cannot be leased")
         self._leases[lease_id] = _Lease(tuple(pages), expires_at)
         for page in pages:
@@ -266,10 +269,10 @@ class PageAllocator:
         """Pages by class, without looking at the pool."""
         count = self._count
         return PageCounts(
-            free=count[PageState.FREE],
-            cached=count[PageState.CACHED],
-            referenced=count[PageState.REFERENCED],
-            ticketed=count[PageState.TICKETED],
+            free=count[_FREE],
+            cached=count[_CACHED],
+            referenced=count[_REFERENCED],
+            ticketed=count[_TICKETED],
             evictable=self._evictable,
             total=self.num_pages,
         )
@@ -285,7 +288,7 @@ class PageAllocator:
         `expected`: what page tables, the tree and the leases say the owners of each page are (pages without any may be
         left out). Given, every page's owners must equal it.
         """
-        if sorted(self._free) != [page for page in range(self.num_pages) if self._state[page] is PageState.FREE]:
+        if sorted(self._free) != [page for page in range(self.num_pages) if self._state[page] is _FREE]:
             raise InvariantBroken("the free list differs from the pages in state free")
         self._audit_tickets()
         states = [self._classify(page) for page in range(self.num_pages)]
@@ -297,7 +300,7 @@ class PageAllocator:
         counts = self.counts()
         if any(states.count(state) != self._count[state] for state in PageState):
             raise InvariantBroken(f"page counters are wrong: {counts}")
-        evictable = [state is PageState.CACHED and page not in self._pins for page, state in enumerate(states)]
+        evictable = [state is _CACHED and page not in self._pins for page, state in enumerate(states)]
         if evictable != [bool(flag) for flag in self._is_evictable] or sum(evictable) != counts.evictable:
             raise InvariantBroken(f"the evictable pages are recorded wrongly: {counts}")
         return counts
@@ -324,8 +327,8 @@ class PageAllocator:
     def _classify(self, page: int) -> PageState:
         owners = self._owners[page]
         if owners is None:
-            return PageState.TICKETED if page in self._pins else PageState.FREE
-        return PageState.CACHED if len(owners) == 1 and TREE in owners else PageState.REFERENCED
+            return _TICKETED if page in self._pins else _FREE
+        return _CACHED if len(owners) == 1 and TREE in owners else _REFERENCED
 
     def _refresh(self, page: int) -> None:
         """Bring the page's class, the counters and the free list up to date after its owners or tickets changed."""
@@ -333,12 +336,12 @@ class PageAllocator:
         self._state[page] = new
         self._count[old] -= 1
         self._count[new] += 1
-        if new is PageState.FREE and old is not PageState.FREE:
+        if new is _FREE and old is not _FREE:
             heappush(self._free, page)
             self.num_freed += 1
             if self.on_free is not None:
                 self.on_free(page)
-        evictable = new is PageState.CACHED and page not in self._pins
+        evictable = new is _CACHED and page not in self._pins
         if evictable == bool(self._is_evictable[page]):
             return
         self._is_evictable[page] = evictable

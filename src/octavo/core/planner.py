@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from octavo.core.batch import PageTableDelta, StepRows, build_batch
@@ -89,7 +90,7 @@ class Planner:
 
         draft.undo.push(restore)
         for index in self._at_page_ends(steady, starts):
-            found = self._reserve(steady[index], 1, draft)
+            found = self._take_pages(steady[index], 1, draft)
             if found is None:
                 draft.undo.rollback_to(mark)
                 return None
@@ -283,19 +284,24 @@ class Planner:
         return sum(map(self._outstanding, self.roster.running)) <= self.kv.free_pages()
 
     def _reserve(self, branch: Branch, tokens: int, draft: Draft) -> tuple[PageTableDelta, ...] | None:
-        """Cover the next ``tokens`` tokens with pages: what the runner's tables lack; None leaves nothing changed."""
+        """``_take_pages``, but none that protected branches have a claim on."""
         mark = draft.undo.mark()
         draft.undo.push(checkpoint(branch))
+        deltas = self._take_pages(branch, tokens, draft)
+        if deltas is None or (deltas and self._claims_of_others(branch) > self.kv.free_pages()):
+            draft.undo.rollback_to(mark)
+            return None
+        return deltas
+
+    def _take_pages(self, branch: Branch, tokens: int, draft: Draft) -> tuple[PageTableDelta, ...] | None:
+        """Cover the next ``tokens`` tokens with pages: what the runner's tables lack; None leaves nothing changed."""
         try:
             deltas = self.kv.reserve(branch.key, branch.num_resident_tokens + tokens, draft.undo)
         except OutOfPages:
-            draft.undo.rollback_to(mark)
             return None
         if deltas:
-            branch.kv_blocks = self.kv.num_branch_pages(branch.key)
-            if self._claims_of_others(branch) > self.kv.free_pages():
-                draft.undo.rollback_to(mark)
-                return None
+            before, branch.kv_blocks = branch.kv_blocks, self.kv.num_branch_pages(branch.key)
+            draft.undo.push(partial(setattr, branch, "kv_blocks", before))
         return deltas
 
     def _claims_of_others(self, branch: Branch) -> int:

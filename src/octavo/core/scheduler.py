@@ -217,9 +217,9 @@ class ContinuousBatchScheduler:
             num_waiting=self.num_waiting,
             num_running=self.num_running,
         )
-        rows = [[*branch.key, 1, "decode"] for branch in draft.steady]
-        rows += [[row.request_id, row.choice, row.num_scheduled_tokens, row.reason] for row in draft.others]
-        self.timeline.record("decision", draft.now, step=draft.step, rows=rows)
+        rows = [[row.request_id, row.choice, row.num_scheduled_tokens, row.reason] for row in draft.others]
+        steady = [branch.key for branch in draft.steady]
+        self.timeline.record("decision", draft.now, step=draft.step, decodes=steady, rows=rows)
         return decision
 
     def _commit(self, result: StepResult, now: float) -> None:

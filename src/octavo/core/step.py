@@ -59,12 +59,27 @@ class Committer:
         """
         if not ids or len(ids) != len(steady) or min(ids) < 0 or not max(ids) < (self.vocab_size or sys.maxsize):
             return 0
-        size, frees_behind = self.kv.page_size, self._frees_behind
+        events, size, frees_behind = self.roster.events, self.kv.page_size, self._frees_behind
         for branch, slot, token in zip(steady, slots, ids, strict=True):
             if branch.slot != slot:
                 continue  # it has ended since the plan
-            resident = branch.advance(token)
-            self.roster.events.append(_token_event(branch, token))
+            resident, prompt = branch.advance(token), branch.num_prompt_tokens
+            output = resident + 1 - prompt
+            events.append(  # by position: nothing else is called as often
+                TokenEvent(
+                    branch.key[0],
+                    _TOKEN,
+                    branch.choice,
+                    output - 1,
+                    token,
+                    None,
+                    None,
+                    None,
+                    prompt,
+                    output,
+                    branch.num_cached_tokens,
+                )
+            )
             if token in branch.end_ids or resident + 1 >= branch.token_limit:
                 ending = find_ending(branch)
                 if ending is not None:
@@ -129,15 +144,6 @@ def find_ending(branch: Branch) -> tuple[FinishReason, int | str | None] | None:
     if branch.num_tokens >= branch.request.token_limit:
         return FinishReason.LENGTH, None
     return None
-
-
-def _token_event(branch: Branch, token: int) -> TokenEvent:
-    """Of the last token, by position: this is called for every token."""
-    prompt, output = branch.num_prompt_tokens, branch.num_delivered_tokens
-    no_end = (None, None, None)
-    return TokenEvent(
-        branch.key[0], _TOKEN, branch.choice, output - 1, token, *no_end, prompt, output, branch.num_cached_tokens
-    )
 
 
 def _tokens_of(rows: Sequence[RowResult]) -> list[int | None]:

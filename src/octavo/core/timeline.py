@@ -14,8 +14,9 @@ VERSION = 1
 
 class Timeline:
     """The last ``capacity`` events. Each is a dict: ``v, n`` (a number that rises by one), ``t`` (seconds), ``kind``,
-    and the fields given. ``kind`` is one of submit, decision, tokens, preempt, cancel, stop, finish, rollback. Tokens
-    are those of the decision's rows, in their order; None where a row has none.
+    and the fields given. ``kind`` is one of submit, decision, tokens, preempt, cancel, stop, finish, rollback. The rows
+    of a decision are its plain ``decodes`` (request, choice), then ``rows`` (request, choice, tokens, reason); `tokens`
+    has the token of each row, in this order, or None.
     """
 
     def __init__(self, capacity: int = 4096) -> None:

@@ -82,10 +82,8 @@ class ModelRunner:
         self.num_groups = num_groups
         self._slots: dict[int, Slot] = {}
         self._altered: dict[int, Slot] = {}  # those whose first tokens, or all, are drawn from changed logits
-        # a backend that reads page tables where they lie keeps them itself, by slot
-        self._tables: Any = backend.page_tables(num_groups) if hasattr(backend, "page_tables") else None
-        # the same of sampling parameters, where the backend draws during the forward pass
-        self._draws: Any = backend.slot_sampling() if hasattr(backend, "slot_sampling") else None
+        # what a backend reads where it lies, by slot: page tables, sampling parameters, arrays of plain decodes
+        self._arrays: Any = backend.step_arrays(num_groups) if hasattr(backend, "step_arrays") else None
 
     def execute(self, decision: ScheduleDecision) -> StepResult:
         """Run one step. Raises ``RowError`` or whatever the model raises; nothing is committed here."""
@@ -107,19 +105,18 @@ class ModelRunner:
 
         Then the step runs again in the general way: what it writes is the same.
         """
-        if self._draws is None:
+        if self._arrays is None:
             return None
         slots = [self._slot(row) for row in rows.others]
         if not self._draws_plainly(rows, slots):
             return None
         for index, deltas in rows.page_deltas.items():
             self._place(rows.slots[index], deltas)
-        sampled = [row for row in rows.others if row.flags.sample]
-        batch = self._columns_batch(rows)
-        batch.draws = self._draws.draws(
-            rows.slots + [row.slot for row in sampled], rows.output_indices + [row.output_index for row in sampled]
-        )
-        ids = self.backend.drawn(self._forward(batch))
+        if rows.others:
+            batch = self._mixed_batch(rows)
+        else:
+            batch = self._arrays.decodes(rows.slots, rows.token_ids, rows.starts, rows.output_indices, self.kv_pool)
+        ids = self._timed(self.model.draw, batch)
         if min(ids, default=0) < 0:
             return None
         rest = iter(ids[len(rows.slots) :])
@@ -132,8 +129,8 @@ class ModelRunner:
                 return False
         return all(_is_drawn(row, slot) for row, slot in zip(rows.others, slots, strict=True))
 
-    def _columns_batch(self, rows: StepRows) -> ForwardBatch:
-        """The batch of `_draw`: plain decodes, then the others, whose last tokens are sampled where they ask for it."""
+    def _mixed_batch(self, rows: StepRows) -> ForwardBatch:
+        """Plain decodes, then the others, whose last tokens are sampled where they ask for it."""
         tokens, positions, lens = list(rows.token_ids), list(rows.starts), [1] * len(rows.slots)
         logit_rows = list(range(len(lens)))
         for row in rows.others:
@@ -146,12 +143,15 @@ class ModelRunner:
             tokens,
             positions,
             lens,
-            self._tables.array,
+            self._arrays.tables.array,
             self.kv_pool,
             table_rows=rows.slots + [row.slot for row in rows.others],
             logit_rows=logit_rows,
-            no_write=[False] * len(rows.slots) + [row.flags.no_write for row in rows.others] if rows.others else (),
+            no_write=[False] * len(rows.slots) + [row.flags.no_write for row in rows.others],
         )
+        sampled = [row for row in rows.others if row.flags.sample]
+        indices = rows.output_indices + [row.output_index for row in sampled]
+        batch.draws = self._arrays.draws(rows.slots + [row.slot for row in sampled], indices)
         return batch
 
     # -- step by step: logits, then what is asked of them
@@ -164,18 +164,18 @@ class ModelRunner:
             batch.sampling = tuple(
                 slots[row].sampling_row(rows[row].choice, rows[row].output_index) for _, row in wanted.sampled
             )
-        logits = self._forward(batch)
+        logits = self._timed(self.model.forward, self.backend, self.weights, batch)
         answers = [_Answer() for _ in rows]
         if wanted.logit_rows:
             self._prompt_logprobs(logits, batch, rows, wanted, answers)
             self._sample(logits, batch, rows, slots, wanted, answers)
         return tuple(answer.result() for answer in answers)
 
-    def _forward(self, batch: ForwardBatch) -> Any:
+    def _timed(self, function: Callable[..., Any], *values: Any) -> Any:
         started = self.clock()
-        logits = self.model.forward(self.backend, self.weights, batch)
+        result = function(*values)
         self.phase_seconds["model"] += self.clock() - started
-        return logits
+        return result
 
     def _slot(self, row: ScheduledRow) -> Slot:
         """The slot of a row, with the row's tokens and pages in it."""
@@ -194,24 +194,22 @@ class ModelRunner:
         self._altered.pop(row.slot, None)
         if slot.plain_from:
             self._altered[row.slot] = slot
-        if self._tables is not None:
-            self._tables.clear(row.slot)
-        if self._draws is not None:
-            self._draws.place(row.slot, slot.sampling_row(row.choice, row.output_index))
+        if self._arrays is not None:
+            self._arrays.enter(row.slot, slot.sampling_row(row.choice, row.output_index))
 
     def _place(self, slot: int, deltas: Sequence[PageTableDelta]) -> None:
         for delta in deltas:
-            if self._tables is None:
+            if self._arrays is None:
                 self._slots[slot].place(delta)
             else:
-                self._tables.place(slot, delta.group, delta.first, delta.pages)
+                self._arrays.tables.place(slot, delta.group, delta.first, delta.pages)
 
     def _batch(self, rows: Sequence[ScheduledRow], slots: Sequence[Slot], wanted: _Wanted) -> ForwardBatch:
         where: dict[str, Any] = {}
-        if self._tables is None:
+        if self._arrays is None:
             tables: Any = [[slot.pages[group] for slot in slots] for group in range(self.num_groups)]
         else:
-            tables, where = self._tables.array, {"table_rows": [row.slot for row in rows]}
+            tables, where = self._arrays.tables.array, {"table_rows": [row.slot for row in rows]}
         batch: ForwardBatch = self.backend.batch(
             [token for row in rows for token in row.token_ids],
             [position for row in rows for position in range(row.start, row.start + len(row.token_ids))],

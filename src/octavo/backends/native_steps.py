@@ -1,0 +1,81 @@
+"""What a runner keeps of its sequences, as the library reads it: by slot, changed where it changes, never rebuilt.
+
+Page tables; sampling parameters as records; and the arrays of steps in which each sequence has one token and draws the
+next. As long as the sequences stay, only tokens, positions and output indices of these change, and where they lie not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends import native_lib as lib
+from octavo.backends.native_pages import NativeKVPool, PageTables
+from octavo.backends.native_program import sampling_record
+from octavo.backends.ops import ForwardBatch, SamplingRow
+
+RECORD = np.dtype(lib.Sampling)
+
+
+class StepArrays:
+    """One for a runner. A slot is entered before anything else is said of it."""
+
+    def __init__(self, num_groups: int, slots: int = 64) -> None:
+        self.tables = PageTables(num_groups)
+        self._sampling = np.zeros(slots, RECORD)
+        self._decodes: ForwardBatch | None = None
+        self._slots: Sequence[int] = ()  # of `_decodes`
+
+    def enter(self, slot: int, wanted: SamplingRow) -> None:
+        """A new sequence takes the slot: it has no page yet, and samples as `wanted` says."""
+        self.tables.clear(slot)
+        if slot >= len(self._sampling):
+            self._sampling = np.concatenate([self._sampling, np.zeros(slot + 1, RECORD)])
+        self._sampling[slot] = sampling_record(0, wanted)
+        self._slots = ()
+
+    def draws(self, slots: Sequence[int], output_indices: Sequence[int]) -> NDArray[Any]:
+        """Records [R]: from row r of the logits, output token `output_indices[r]` of the sequence in `slots[r]`."""
+        records = self._sampling[np.asarray(slots, np.int64)]
+        records["row"] = np.arange(len(records))
+        records["index"] = output_indices
+        return records
+
+    def decodes(
+        self,
+        slots: Sequence[int],
+        token_ids: Sequence[int],
+        positions: Sequence[int],
+        output_indices: Sequence[int],
+        kv: NativeKVPool,
+    ) -> ForwardBatch:
+        """The step in which the sequence in `slots[s]` computes one token and draws the next. Valid until the next."""
+        batch = self._decodes
+        if batch is None or slots != self._slots or batch.page_table is not self.tables.array or batch.kv is not kv:
+            batch = self._decodes = self._new_decodes(slots, output_indices, kv)
+            self._slots = slots
+        batch.token_ids[:] = token_ids
+        batch.positions[:] = positions
+        np.add(batch.positions, 1, out=batch.seq_lens)
+        batch.cache["index"][:] = output_indices
+        return batch
+
+    def _new_decodes(self, slots: Sequence[int], output_indices: Sequence[int], kv: NativeKVPool) -> ForwardBatch:
+        tokens, positions, lens = (np.empty(len(slots), np.int32) for _ in range(3))
+        starts = np.arange(len(slots) + 1, dtype=np.int32)
+        draws = self.draws(slots, output_indices)
+        return ForwardBatch(
+            token_ids=tokens,
+            positions=positions,
+            cu_seqlens_q=starts,
+            seq_lens=lens,
+            page_table=self.tables.array,
+            slot_mapping=None,
+            logit_rows=starts[:-1],
+            kv=kv,
+            draws=draws,
+            cache={"table_row": np.asarray(slots, np.int32), "index": draws["index"], "kept": True},
+        )
