@@ -117,7 +117,7 @@ octavo_engine* octavo_open(const char* isa, int32_t threads) {
 void octavo_close(octavo_engine* engine) { delete engine; }
 const char* octavo_isa(const octavo_engine* engine) { return engine->engine.kernels->name; }
 int32_t octavo_threads(const octavo_engine* engine) { return engine->engine.threads; }
-int64_t octavo_weight_bytes(const octavo_engine* engine) { return engine->engine.memory.used(); }
+int64_t octavo_weight_bytes(const octavo_engine* engine) { return engine->engine.weight_bytes(); }
 
 int64_t octavo_add_matrix(octavo_engine* engine, const octavo_matrix* matrix) {
   if (matrix == nullptr) return fail(kNoRecord);
@@ -149,12 +149,13 @@ int64_t octavo_matrix_bytes(octavo_engine* engine, const octavo_matrix* matrix) 
 }
 
 int32_t octavo_read_row(octavo_engine* engine, int64_t weight, int64_t row, float* out) {
-  const std::vector<Weight>& weights = engine->engine.weights;
+  const std::deque<Weight>& weights = engine->engine.weights;
   if (weight < 0 || static_cast<size_t>(weight) >= weights.size()) return fail("weight: no such number");
   const Weight& w = weights[static_cast<size_t>(weight)];
   if (!w.is_matrix || row < 0 || row >= w.mat.n) return fail("row: out of range, or not of a matrix");
   if (out == nullptr) return fail(kNoArray);
-  engine->engine.kernels->unpack_row(&w.mat, row, out);
+  const Mat part = w.part_of_row(row);
+  engine->engine.kernels->unpack_row(&part, row, out);
   return 0;
 }
 

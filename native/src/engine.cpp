@@ -2,7 +2,55 @@
 
 #include <string.h>
 
+#include <algorithm>
+
 namespace octavo {
+
+Engine::Engine(const Kernels* table, int thread_count) : kernels(table), threads(thread_count) {
+  for (int thread = 0; thread < thread_count; thread++) streams.push_back(std::make_unique<Arena>(int64_t{16} << 20));
+}
+
+int64_t Engine::weight_bytes() const {
+  int64_t bytes = memory.used();
+  for (const auto& stream : streams) bytes += stream->used();
+  return bytes;
+}
+
+// Equal numbers of panels; those left over go where fewer bytes have gone so far, so that streams stay equally long.
+std::vector<Lot> Engine::deal(const Mat& mat) const {
+  const size_t count = streams.size();
+  const int64_t each = mat.panels / threads;
+  std::vector<int64_t> sizes(count, each);
+  for (int64_t left = mat.panels % threads; left > 0; left--) {
+    size_t least = count;
+    for (size_t i = 0; i < count; i++) {
+      if (sizes[i] == each && (least == count || streams[i]->used() < streams[least]->used())) least = i;
+    }
+    sizes[least]++;
+  }
+  std::vector<Lot> lots(count);
+  for (size_t i = 0; i < count; i++) {
+    lots[i].begin = i == 0 ? 0 : lots[i - 1].end;
+    lots[i].end = lots[i].begin + sizes[i];
+  }
+  return lots;
+}
+
+void Engine::take(const Mat& mat, std::vector<Lot>* lots) {
+  for (size_t i = 0; i < lots->size(); i++) {
+    Lot& lot = (*lots)[i];
+    lot.base = streams[i]->take((lot.end - lot.begin) * mat.panel_bytes) - lot.begin * mat.panel_bytes;
+  }
+}
+
+// Of a pair, outputs alternate in 16s between gate and up: a panel has 32 of each.
+Mat Weight::part_of_row(int64_t row) const {
+  const int64_t panel = mat.interleaved ? row % (mat.n / 2) / 32 : row / 64;
+  size_t lot = 0;
+  while (panel >= lots[lot].end) lot++;
+  return part(lot);
+}
+
 void Engine::make_draws(int64_t vocab_size) {
   if (vocab_size <= draw_width) return;
   draws.resize(static_cast<size_t>(threads));

@@ -1,5 +1,6 @@
 // What outlives a program: the kernel table, the packed weights, and pools of KV pages.
 #pragma once
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,21 +12,39 @@
 
 namespace octavo {
 
+// The panels of a matrix that are one thread's: panel p lies at base + p * panel_bytes.
+struct Lot {
+  int64_t begin = 0, end = 0;
+  uint8_t* base = nullptr;
+};
+
 // A packed matrix, or a plain vector of floats.
 struct Weight {
   bool is_matrix;
-  Mat mat;              // of a matrix
+  Mat mat;              // of a matrix; without a base: lots have theirs
   const float* values;  // of a vector
   int64_t n, k;         // outputs (of a gate/up pair: of one half) and inputs; a vector: values and 0
+  std::vector<Lot> lots = {};  // [threads] all panels, in order
+
+  // The matrix as a thread's kernels see it, which take panels of this lot only.
+  Mat part(size_t lot) const {
+    Mat view = mat;
+    view.base = lots[lot].base;
+    return view;
+  }
+  Mat part_of_row(int64_t row) const;
 };
 
 struct Engine {
-  Engine(const Kernels* table, int thread_count) : kernels(table), threads(thread_count) {}
+  Engine(const Kernels* table, int thread_count);
 
   const Kernels* kernels;
   const int threads;
-  Arena memory{int64_t{32} << 20};
-  std::vector<Weight> weights;
+  Arena memory{int64_t{2} << 20};
+  // Each thread's panels of all matrices, in the order in which they were added: one stream of memory, which a thread's
+  // prefetches follow beyond the end of a product.
+  std::vector<std::unique_ptr<Arena>> streams;
+  std::deque<Weight> weights;  // stay where they are: programs point at them
   std::vector<SampleScratch> draws;  // of each thread, for draws outside of a step
   int64_t draw_width = 0;            // the vocabulary that they are made for
 
@@ -34,11 +53,15 @@ struct Engine {
   int64_t add_stored(const octavo_matrix& shape, const octavo_stored* halves, int32_t count, std::string* error);
   int64_t declare_matrix(const octavo_matrix& shape, std::string* error);
   int64_t add_vector(const float* data, int64_t n, std::string* error);
+  int64_t weight_bytes() const;
   void make_draws(int64_t vocab_size);
   bool layout(const octavo_matrix& given, Mat* mat, int64_t* bytes, std::string* error) const;
 
  private:
-  int64_t pack(Mat* mat, void* job, int64_t outputs);
+  std::vector<Lot> deal(const Mat& mat) const;
+  void take(const Mat& mat, std::vector<Lot>* lots);
+  int64_t pack(const Mat& mat, void* job, int64_t outputs);
+  int64_t add(const Mat& mat, const std::vector<Lot>& lots, int64_t outputs);
 };
 
 struct Pages {

@@ -26,15 +26,15 @@ constexpr int64_t kMostStates = 4 << 20;  // floats of attention states that a p
 struct Op {
   octavo_op record;
   int count = 0;  // matrices
-  const Mat* mats[kMaxMatrices] = {};
+  const Weight* mats[kMaxMatrices] = {};
   const float* bias[kMaxMatrices] = {};
-  int64_t panels = 0;           // of all matrices
+  int64_t least = 0;            // panels that every thread has at least
   const float* norm = nullptr;  // of the operands
   const float* vectors[2] = {};
   Act act{};                    // layout of the operands
   int32_t next = OCTAVO_NONE;   // of a LINEAR: the one that follows
   int32_t coming = OCTAVO_NONE; // this or the next LINEAR: its weights are fetched while a thread waits or does something else
-  const Mat* const* experts = nullptr;  // E gate/up pairs, then E downs
+  const Weight* const* experts = nullptr;  // E gate/up pairs, then E downs
   Act inner{};                  // layout of a mixture's second operands
 };
 
@@ -133,7 +133,8 @@ class Program {
   void by_panels(const Op& op, int thread);
   void by_rows(const Op& op, int thread);
   void prepare(const Op& op, const Act& act, float* scale, RowRange rows);
-  void multiply(const Op& op, const Act& act, RowRange rows, int64_t p0, int64_t p1, const uint8_t* next);
+  int64_t panels(const Op& op, int lot) const;
+  void multiply(const Op& op, const Act& act, RowRange rows, int lot, int64_t p0, int64_t p1, const uint8_t* next);
   void multiply_share(const Op& op, const Act& act, int64_t rows, int thread);
   const uint8_t* next_panel(const Op& op, int thread) const;
   Ahead first_weights(const Op& op, int thread) const;
@@ -172,7 +173,7 @@ class Program {
   std::vector<Op> ops_;
   std::vector<int32_t> layer_group_, layer_index_, extra_;
   std::vector<int32_t> group_window_;  // -1: no layer of the group attends
-  std::vector<const Mat*> expert_mats_;
+  std::vector<const Weight*> expert_mats_;
   struct Rope {
     std::vector<double> inv_freq;
     double factor;

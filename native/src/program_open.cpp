@@ -46,7 +46,7 @@ void Program::resolve(const octavo_op& record) {
   } else if (record.code == OCTAVO_MOE) {
     resolve_mixture(&op);
   } else if (record.code == OCTAVO_EMBED) {
-    op.mats[0] = &weight(record.w[0]).mat;
+    op.mats[0] = &weight(record.w[0]);
   } else {
     op.vectors[0] = vector(record.w[0]);
     op.vectors[1] = vector(record.w[1]);
@@ -57,12 +57,13 @@ void Program::resolve(const octavo_op& record) {
 void Program::resolve_linear(Op* op) {
   op->count = op->record.i[1];
   for (int j = 0; j < op->count; j++) {
-    op->mats[j] = &weight(op->record.w[j]).mat;
+    op->mats[j] = &weight(op->record.w[j]);
     op->bias[j] = vector(op->record.w[4 + j]);
-    op->panels += op->mats[j]->panels;
   }
+  op->least = panels(*op, 0);
+  for (int lot = 1; lot < engine_->threads; lot++) op->least = std::min(op->least, panels(*op, lot));
   op->norm = vector(op->record.w[8]);
-  op->act.fmt = op->mats[0]->fmt;
+  op->act.fmt = op->mats[0]->mat.fmt;
   op->act.k = op->mats[0]->k;
   const int32_t number = static_cast<int32_t>(ops_.size());
   const auto before = std::find_if(ops_.rbegin(), ops_.rend(), [](const Op& o) { return o.record.code == OCTAVO_LINEAR; });
@@ -73,7 +74,7 @@ void Program::resolve_mixture(Op* op) {
   const int32_t count = op->record.i[1];
   const int32_t* numbers = extra_.data() + op->record.i[0];
   if (expert_mats_.empty()) {
-    for (const int32_t number : extra_) expert_mats_.push_back(&weight(number).mat);  // its size is final: pointers hold
+    for (const int32_t number : extra_) expert_mats_.push_back(&weight(number));
   }
   op->experts = expert_mats_.data() + op->record.i[0];
   op->norm = vector(op->record.w[8]);

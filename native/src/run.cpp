@@ -77,7 +77,8 @@ void Program::embed(const Op& op, int thread) {
   const float scale = op.record.f[0];
   for (int64_t t = part(step_->tokens, thread); t < part(step_->tokens, thread + 1); t++) {
     float* row = data(out) + t * stride(out);
-    kernels_->unpack_row(op.mats[0], step_->token_ids[t], row);
+    const Mat table = op.mats[0]->part_of_row(step_->token_ids[t]);
+    kernels_->unpack_row(&table, step_->token_ids[t], row);
     if (scale != 1.0f) kernels_->scale_mul(row, row, nullptr, scale, cols(out));
   }
 }

@@ -10,6 +10,11 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
+const uint8_t* first_panel(const Weight& weight, int lot) {
+  const Lot& own = weight.lots[static_cast<size_t>(lot)];
+  return own.base + own.begin * weight.mat.panel_bytes;
+}
+
 }  // namespace
 
 int64_t Program::act_bytes(const Act& layout, int64_t row_count) const {
@@ -61,7 +66,10 @@ void Program::by_rows(const Op& op, int thread) {
   for (int64_t first = part(m, thread); first < last; first += kRowBlock) {
     const RowRange block{0, std::min(kRowBlock, last - first), first};
     prepare(op, act, own.scale, block);
-    multiply(op, act, block, 0, op.panels, next_panel(op, thread));
+    for (int i = 0, lot = thread; i < engine_->threads; i++, lot = (lot + 1) % engine_->threads) {
+      const bool end = i + 1 == engine_->threads;
+      multiply(op, act, block, lot, 0, panels(op, lot), end ? next_panel(op, thread) : nullptr);
+    }
   }
 }
 
@@ -72,24 +80,36 @@ void Program::prepare(const Op& op, const Act& act, float* scale, RowRange r) {
   kernels_->quantize(&act, r.begin, r.end, x, stride(in), op.norm, op.norm == nullptr ? nullptr : scale);
 }
 
-// This thread's panels: a contiguous run, so that its weights are one stream. Panels left over are shared by rows once
-// there are enough of them.
-void Program::multiply_share(const Op& op, const Act& act, int64_t m, int thread) {
-  const int64_t n = op.panels, whole = m >= kSharedPanelRows ? n / engine_->threads * engine_->threads : n;
-  const uint8_t* next = next_panel(op, thread);
-  multiply(op, act, {0, m, 0}, part(whole, thread), part(whole, thread + 1), whole == n ? next : nullptr);
-  if (whole < n) multiply(op, act, {part(m, thread), part(m, thread + 1), 0}, whole, n, next);
+// Panels of a record that are this thread's.
+int64_t Program::panels(const Op& op, int lot) const {
+  int64_t count = 0;
+  for (int j = 0; j < op.count; j++) {
+    const Lot& own = op.mats[j]->lots[static_cast<size_t>(lot)];
+    count += own.end - own.begin;
+  }
+  return count;
 }
 
-// Rows of operands by panels [p0, p1), counted over all matrices of the record.
-void Program::multiply(const Op& op, const Act& act, RowRange range, int64_t p0, int64_t p1, const uint8_t* next) {
+// This thread's panels: a contiguous run, so that its weights are one stream. Those that it has more than others are shared
+// by rows once there are enough of them.
+void Program::multiply_share(const Op& op, const Act& act, int64_t m, int thread) {
+  const bool shares = m >= kSharedPanelRows;
+  const uint8_t* next = next_panel(op, thread);
+  multiply(op, act, {0, m, 0}, thread, 0, shares ? op.least : panels(op, thread), next);
+  for (int lot = 0; shares && lot < engine_->threads; lot++) {
+    multiply(op, act, {part(m, thread), part(m, thread + 1), 0}, lot, op.least, panels(op, lot), next);
+  }
+}
+
+// Rows of operands by panels [p0, p1) of a lot, counted over all matrices of the record.
+void Program::multiply(const Op& op, const Act& act, RowRange range, int lot, int64_t p0, int64_t p1, const uint8_t* next) {
   const octavo_op& r = op.record;
   if (range.begin >= range.end) return;
   int64_t first = 0;
   for (int j = 0; j < op.count; j++) {
-    const Mat& mat = *op.mats[j];
-    const int64_t begin = std::max<int64_t>(p0 - first, 0), end = std::min(p1 - first, mat.panels);
-    first += mat.panels;
+    const Lot& own = op.mats[j]->lots[static_cast<size_t>(lot)];
+    const int64_t count = own.end - own.begin, begin = std::max<int64_t>(p0 - first, 0), end = std::min(p1 - first, count);
+    first += count;
     if (begin >= end) continue;
     Epilogue e{};
     e.kind = r.i[0];
@@ -99,20 +119,18 @@ void Program::multiply(const Op& op, const Act& act, RowRange range, int64_t p0,
     e.ldr = r.in[1] == OCTAVO_NONE ? 0 : stride(r.in[1]);
     e.res = r.in[1] == OCTAVO_NONE ? nullptr : data(r.in[1]) + range.base * e.ldr;
     e.soft_cap = r.f[1];
-    const bool more = p1 > first && j + 1 < op.count;
-    kernels_->gemm(&mat, &act, range.begin, range.end, begin, end, &e, more ? op.mats[j + 1]->base : next);
+    const Mat mat = op.mats[j]->part(static_cast<size_t>(lot));
+    const uint8_t* following = j + 1 < op.count && p1 > first ? first_panel(*op.mats[j + 1], lot) : next;
+    kernels_->gemm(&mat, &act, range.begin, range.end, own.begin + begin, own.begin + end, &e, following);
   }
 }
 
 // Where this thread's weights of a product begin, and where the first run of them ends.
 Ahead Program::first_weights(const Op& op, int thread) const {
-  const bool all = mode(domain(op)) == Mode::kRows;
-  int64_t panel = all ? 0 : part(op.panels, thread), end = all ? op.panels : part(op.panels, thread + 1);
   for (int j = 0; j < op.count; j++) {
-    const Mat& mat = *op.mats[j];
-    if (panel < mat.panels) return {mat.base + panel * mat.panel_bytes, mat.base + std::min(end, mat.panels) * mat.panel_bytes};
-    panel -= mat.panels;
-    end -= mat.panels;
+    const Lot& own = op.mats[j]->lots[static_cast<size_t>(thread)];
+    const int64_t bytes = op.mats[j]->mat.panel_bytes;
+    if (own.begin < own.end) return {own.base + own.begin * bytes, own.base + own.end * bytes};
   }
   return {};
 }

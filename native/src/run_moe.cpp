@@ -92,9 +92,10 @@ void Program::experts(const Op& op, int thread, bool down) {
   e.ldo = down ? moe_.ld_outer : moe_.ld_inner;
   for (int64_t x = 0; x < r.i[1]; x++) {
     const int64_t r0 = moe_.begin[x], r1 = moe_.begin[x + 1];
-    const Mat* mat = op.experts[down ? r.i[1] + x : x];
-    const int64_t p0 = part(mat->panels, thread), p1 = part(mat->panels, thread + 1);
-    if (r0 < r1 && p0 < p1) kernels_->gemm(mat, &act, r0, r1, p0, p1, &e, nullptr);
+    const Weight* expert = op.experts[down ? r.i[1] + x : x];
+    const Lot& own = expert->lots[static_cast<size_t>(thread)];
+    const Mat mat = expert->part(static_cast<size_t>(thread));
+    if (r0 < r1 && own.begin < own.end) kernels_->gemm(&mat, &act, r0, r1, own.begin, own.end, &e, nullptr);
   }
 }
 

@@ -29,8 +29,7 @@ struct Scratch {
 struct PackJob {
   const Kernels* kernels;
   const Mat* mat;
-  uint8_t* target;
-  int threads;
+  std::vector<Lot> lots;  // [threads]
   const octavo_matrix* given = nullptr;  // values or codes,
   const octavo_stored* halves = nullptr; // or the bytes of a file
   int64_t row_bytes[2] = {0, 0};
@@ -77,7 +76,7 @@ void values_of(const PackJob& job, int half, int64_t row, int64_t k0, int64_t k1
 }
 
 // A panel from values, piece by piece along K; w8pc needs the whole row to know its scale.
-void pack_values(const PackJob& job, int64_t panel, float* values) {
+void pack_values(const PackJob& job, int64_t panel, uint8_t* target, float* values) {
   const Mat& mat = *job.mat;
   const Share share = share_of(mat, panel);
   const int64_t piece = mat.fmt == FMT_W8PC ? mat.k : kPiece;
@@ -94,13 +93,13 @@ void pack_values(const PackJob& job, int64_t panel, float* values) {
       float* out = values + half * share.rows * part.k;
       for (int64_t r = 0; r < share.rows; r++) values_of(job, half, share.row + r, k, k + part.k, out + r * part.k);
     }
-    job.kernels->pack(&part, job.target + panel * mat.panel_bytes + done, 0, 1, values, values + share.rows * part.k);
+    job.kernels->pack(&part, target + done, 0, 1, values, values + share.rows * part.k);
     done += part.panel_bytes;
   }
 }
 
 // A panel of blocks that go in as they are; false where float16 does not hold one of them.
-bool pack_blocks(const PackJob& job, int64_t panel, Scratch* scratch) {
+bool pack_blocks(const PackJob& job, int64_t panel, uint8_t* target, Scratch* scratch) {
   const Mat& mat = *job.mat;
   const Share share = share_of(mat, panel);
   const int64_t groups = mat.k / 32, count = mat.interleaved ? 2 : 1;
@@ -115,7 +114,7 @@ bool pack_blocks(const PackJob& job, int64_t panel, Scratch* scratch) {
   Mat part = mat;
   part.n = count * share.rows;
   part.panels = 1;
-  job.kernels->pack_codes(&part, job.target + panel * mat.panel_bytes, 0, 1, scratch->codes.data(), scratch->scale.data(),
+  job.kernels->pack_codes(&part, target, 0, 1, scratch->codes.data(), scratch->scale.data(),
                           scratch->offset.data());
   return true;
 }
@@ -140,13 +139,14 @@ void give_back(const PackJob& job, int64_t begin, int64_t end) {
   }
 }
 
-void pack_stored_part(const PackJob& job, int64_t begin, int64_t end, Scratch* scratch) {
-  int64_t from = begin < end ? share_of(*job.mat, begin).row : 0;
-  for (int64_t panel = begin; panel < end; panel++) {
-    if (!job.blocks || !pack_blocks(job, panel, scratch)) pack_values(job, panel, scratch->values.data());
+void pack_stored_part(const PackJob& job, const Lot& lot, Scratch* scratch) {
+  int64_t from = lot.begin < lot.end ? share_of(*job.mat, lot.begin).row : 0;
+  for (int64_t panel = lot.begin; panel < lot.end; panel++) {
+    uint8_t* target = lot.base + panel * job.mat->panel_bytes;
+    if (!job.blocks || !pack_blocks(job, panel, target, scratch)) pack_values(job, panel, target, scratch->values.data());
     const Share share = share_of(*job.mat, panel);
     const int64_t to = share.row + share.rows;
-    if ((to - from) * job.row_bytes[0] < kGiveBack && panel + 1 < end) continue;
+    if ((to - from) * job.row_bytes[0] < kGiveBack && panel + 1 < lot.end) continue;
     give_back(job, from, to);
     from = to;
   }
@@ -154,22 +154,23 @@ void pack_stored_part(const PackJob& job, int64_t begin, int64_t end, Scratch* s
 
 void pack_part(void* argument, int thread) {
   PackJob& job = *static_cast<PackJob*>(argument);
-  const int64_t begin = job.mat->panels * thread / job.threads, end = job.mat->panels * (thread + 1) / job.threads;
-  if (job.halves != nullptr) return pack_stored_part(job, begin, end, &job.scratch[static_cast<size_t>(thread)]);
+  const Lot& lot = job.lots[static_cast<size_t>(thread)];
+  if (job.halves != nullptr) return pack_stored_part(job, lot, &job.scratch[static_cast<size_t>(thread)]);
   const octavo_matrix& m = *job.given;
   if (m.codes != nullptr && m.group != 0) {
-    for (int64_t panel = begin; panel < end; panel++) pack_values(job, panel, job.scratch[static_cast<size_t>(thread)].values.data());
+    float* values = job.scratch[static_cast<size_t>(thread)].values.data();
+    for (int64_t panel = lot.begin; panel < lot.end; panel++) pack_values(job, panel, lot.base + panel * job.mat->panel_bytes, values);
   } else if (m.codes != nullptr) {
-    job.kernels->pack_codes(job.mat, job.target, begin, end, reinterpret_cast<const uint8_t*>(m.codes), m.scale, m.offset);
+    job.kernels->pack_codes(job.mat, lot.base, lot.begin, lot.end, reinterpret_cast<const uint8_t*>(m.codes), m.scale, m.offset);
   } else {
-    job.kernels->pack(job.mat, job.target, begin, end, m.data, m.up);
+    job.kernels->pack(job.mat, lot.base, lot.begin, lot.end, m.data, m.up);
   }
 }
 
 // Nothing is allocated on the threads: an exception there would have nobody to catch it.
 void make_scratch(PackJob* job) {
   const Mat& mat = *job->mat;
-  job->scratch.resize(static_cast<size_t>(job->threads));
+  job->scratch.resize(job->lots.size());
   for (Scratch& own : job->scratch) {
     own.values.resize(64 * static_cast<size_t>(mat.fmt == FMT_W8PC ? mat.k : std::min(mat.k, kPiece)));
     if (!job->blocks) continue;
@@ -210,10 +211,10 @@ int64_t Engine::add_matrix(const octavo_matrix& given, std::string* error) {
     *error = "matrix: neither values nor codes were given";
     return -1;
   }
-  PackJob job{kernels, &mat, memory.take(bytes), threads};
+  PackJob job{kernels, &mat, deal(mat)};
   job.given = &given;
   if (codes && given.group > 0) make_scratch(&job);
-  return pack(&mat, &job, given.n);
+  return pack(mat, &job, given.n);
 }
 
 int64_t Engine::add_stored(const octavo_matrix& shape, const octavo_stored* halves, int32_t count, std::string* error) {
@@ -224,7 +225,7 @@ int64_t Engine::add_stored(const octavo_matrix& shape, const octavo_stored* halv
     return -1;
   }
   if (!layout(shape, &mat, &bytes, error)) return -1;
-  PackJob job{kernels, &mat, nullptr, threads};
+  PackJob job{kernels, &mat, deal(mat)};
   job.halves = halves;
   for (int32_t i = 0; i < count; i++) {
     job.row_bytes[i] = kernels->stored_row_bytes(halves[i].type, shape.k);
@@ -235,17 +236,21 @@ int64_t Engine::add_stored(const octavo_matrix& shape, const octavo_stored* halv
       return -1;
     }
   }
-  job.target = memory.take(bytes);
   job.blocks = keeps_blocks(job);
   make_scratch(&job);
-  return pack(&mat, &job, shape.n);
+  return pack(mat, &job, shape.n);
 }
 
-int64_t Engine::pack(Mat* mat, void* job, int64_t outputs) {
-  mat->base = static_cast<PackJob*>(job)->target;
-  Pool::shared().run(threads, pack_part, job);
-  weights.push_back({true, *mat, nullptr, outputs, mat->k});
+int64_t Engine::add(const Mat& mat, const std::vector<Lot>& lots, int64_t outputs) {
+  weights.push_back({true, mat, nullptr, outputs, mat.k, lots});
   return static_cast<int64_t>(weights.size()) - 1;
+}
+
+int64_t Engine::pack(const Mat& mat, void* job, int64_t outputs) {
+  std::vector<Lot>& lots = static_cast<PackJob*>(job)->lots;
+  take(mat, &lots);
+  Pool::shared().run(threads, pack_part, job);
+  return add(mat, lots, outputs);
 }
 
 // Memory is taken and not touched, so it costs nothing.
@@ -253,9 +258,9 @@ int64_t Engine::declare_matrix(const octavo_matrix& shape, std::string* error) {
   Mat mat;
   int64_t bytes;
   if (!layout(shape, &mat, &bytes, error)) return -1;
-  mat.base = memory.take(bytes);
-  weights.push_back({true, mat, nullptr, shape.n, mat.k});
-  return static_cast<int64_t>(weights.size()) - 1;
+  std::vector<Lot> lots = deal(mat);
+  take(mat, &lots);
+  return add(mat, lots, shape.n);
 }
 
 int64_t Engine::add_vector(const float* data, int64_t n, std::string* error) {
