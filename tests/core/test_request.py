@@ -145,7 +145,7 @@ def test_truncate_is_idempotent():
     branch.num_resident_tokens = branch.num_delivered_tokens = 3
     for _ in range(2):
         branch.truncate_at(1)
-        assert (branch.output_token_ids, branch.logprobs) == ([5], [None])
+        assert (branch.output_token_ids, branch.logprobs) == ([5], [])
         assert (branch.num_resident_tokens, branch.num_delivered_tokens) == (2, 1)
 
 

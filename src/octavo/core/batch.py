@@ -9,11 +9,12 @@ would cost more than all else about it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from octavo.core.errors import InvalidInput
+from octavo.core.lazy import LazyRows
 from octavo.core.params import SamplingParams
 
 
@@ -72,39 +73,11 @@ class ScheduledRow:
         return len(self.token_ids)
 
 
-_Row = TypeVar("_Row")
-
-
-class _Rows(Sequence[_Row]):
-    """A sequence whose elements are made when they are looked at. Equal to any sequence of equal elements."""
-
-    __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]
-
-    def _row(self, index: int) -> _Row:
-        """Element 0 <= index < len(self)."""
-        raise IndexError(index)
-
-    @overload
-    def __getitem__(self, index: int) -> _Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[_Row]: ...
-    def __getitem__(self, index: int | slice) -> _Row | Sequence[_Row]:
-        places = range(len(self))[index]
-        return self._row(places) if isinstance(places, int) else tuple(map(self._row, places))
-
-    def __iter__(self) -> Iterator[_Row]:
-        return map(self._row, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-
 SAMPLES, WRITES = RowFlags(sample=True), RowFlags()  # of nearly every row, so made once
 
 
 @dataclass(slots=True, eq=False)
-class StepRows(_Rows[ScheduledRow]):
+class StepRows(LazyRows[ScheduledRow]):
     """The rows of a step: those that plainly decode, as columns, then all others.
 
     A plain decode of n known tokens computes token n - 1 at position ``starts`` = n - 1, draws token n, output token
@@ -220,7 +193,7 @@ class RowResult:
 
 
 @dataclass(slots=True, eq=False)
-class DrawnRows(_Rows[RowResult]):
+class DrawnRows(LazyRows[RowResult]):
     """The results of a step's ``StepRows``: the token drawn for each plain decode, then what the others came to."""
 
     ids: list[int]

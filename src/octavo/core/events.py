@@ -5,10 +5,13 @@ TOKEN* CHOICE_END   for every choice (choices interleave), then one REQUEST_END,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from octavo.core.batch import TokenLogprobs
+from octavo.core.lazy import LazyRows
+from octavo.core.request import Branch
 
 
 class EventKind(str, Enum):
@@ -44,3 +47,71 @@ class TokenEvent:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class StepEvents(LazyRows[TokenEvent]):
+    """The events of a step: TOKEN events of plain decodes as columns, then the others.
+
+    ``branches``, ``indices`` and ``token_ids`` are of equal length; no event of theirs is a choice's first.
+    """
+
+    branches: Sequence[Branch]
+    indices: Sequence[int]
+    token_ids: Sequence[int]
+    others: Sequence[TokenEvent]
+
+    def __len__(self) -> int:
+        return len(self.branches) + len(self.others)
+
+    def _row(self, index: int) -> TokenEvent:
+        if index >= len(self.branches):
+            return self.others[index - len(self.branches)]
+        branch = self.branches[index]
+        return TokenEvent(
+            request_id=branch.key[0],
+            kind=EventKind.TOKEN,
+            choice=branch.choice,
+            index=self.indices[index],
+            token_id=self.token_ids[index],
+            num_prompt_tokens=branch.num_prompt_tokens,
+            num_output_tokens=self.indices[index] + 1,
+            num_cached_tokens=branch.num_cached_tokens,
+        )
+
+
+class EventLog:
+    """Events on their way out, oldest first."""
+
+    def __init__(self) -> None:
+        self._drawn: StepEvents | None = None  # before all of `_listed`
+        self._listed: list[TokenEvent] = []
+
+    def append(self, event: TokenEvent) -> None:
+        """Add one event."""
+        self._listed.append(event)
+
+    def append_drawn(self, branches: Sequence[Branch], indices: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Add a token of each branch; as columns unless something is there already, which must come before them."""
+        drawn = StepEvents(branches, indices, token_ids, ())
+        if self._drawn is None and not self._listed:
+            self._drawn = drawn
+        else:
+            self.pending.extend(drawn)
+
+    @property
+    def pending(self) -> list[TokenEvent]:
+        """All events, singly."""
+        if self._drawn is not None:
+            self._listed[:0] = self._drawn
+            self._drawn = None
+        return self._listed
+
+    def take(self) -> Sequence[TokenEvent]:
+        """All events; none is left."""
+        drawn, listed = self._drawn, self._listed
+        self._drawn, self._listed = None, []
+        if drawn is None:
+            return listed
+        drawn.others = listed
+        return drawn

@@ -225,13 +225,13 @@ class BranchTables:
         self.unsettled[branch.key] = None
 
     def _take(self, num_pages: int, owner: Owner) -> list[int]:
-        counts = self.allocator.counts()
-        if num_pages > counts.free + counts.evictable:
-            raise OutOfPages(
-                f"{num_pages} pages wanted; {counts.free} free and {counts.evictable} evictable of {counts.total}"
-            )
-        if num_pages > counts.free:
-            self.prefix.evict(num_pages - counts.free)
+        free = self.allocator.num_free
+        if num_pages > free:
+            evictable = self.allocator.num_evictable
+            if num_pages > free + evictable:
+                total = self.allocator.num_pages
+                raise OutOfPages(f"{num_pages} pages wanted; {free} free and {evictable} evictable of {total}")
+            self.prefix.evict(num_pages - free)
         return self.allocator.take(num_pages, owner)
 
     def _drop(self, page: int, owner: Owner) -> None:

@@ -36,11 +36,14 @@ class Planner:
         self.policy = policy
         self.kv = kv
         self.roster = roster
+        self._last_steady: list[Branch] = []  # of the last plan, and their rows
+        self._last_rows: StepRows | None = None
 
     def fill(self, draft: Draft, budget: int) -> None:
         """Schedule up to ``budget`` tokens."""
         steady, rest = self._steady(draft, budget)
         columns = self._decode(steady, draft) if steady else None
+        self._last_steady, self._last_rows = draft.steady, columns
         if columns is None:
             rest = [branch for branch in self.roster.running if draft.allows(branch)]
         self._serve_all(rest, draft, budget - len(draft.steady))
@@ -64,14 +67,18 @@ class Planner:
         rest: list[Branch] = []
         if draft.only is not None or len(running) > budget:
             return [], running
-        oldest = draft.step - self.config.stall_steps
+        oldest, most = draft.step - self.config.stall_steps, self.config.max_preemptions
         for branch in running:
-            if branch.last_step <= oldest or branch.num_preemptions >= self.config.max_preemptions:
+            if branch.last_step <= oldest or branch.num_preemptions >= most:
                 return [], running
-            is_steady = branch.state is _DECODING and branch.is_plain and branch.waiting_reason is _NOT_BLOCKED
-            (steady if is_steady else rest).append(branch)
+            if branch.state is _DECODING and branch.is_plain and branch.waiting_reason is _NOT_BLOCKED:
+                steady.append(branch)
+            else:
+                rest.append(branch)
+        if not rest:
+            return steady, rest
         columns = [min(b.num_missing_tokens, self.config.max_prefill_chunk) // self.kv.page_size + 2 for b in rest]
-        if rest and self.kv.free_pages() < (len(steady) + sum(columns)) * len(self.kv.groups):
+        if self.kv.free_pages() < (len(steady) + sum(columns)) * len(self.kv.groups):
             return [], running
         return steady, rest
 
@@ -101,7 +108,7 @@ class Planner:
         for branch in steady:
             branch.last_step = draft.step
         draft.steady = steady
-        return decode_rows(steady, deltas)
+        return decode_rows(steady, deltas, self._last_rows if steady == self._last_steady else None)
 
     def _at_page_ends(self, steady: Sequence[Branch], starts: Sequence[int]) -> list[int]:
         """Those whose token begins or completes a page, or whose page table has changed since the runner was told."""

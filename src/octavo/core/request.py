@@ -7,7 +7,7 @@ waiting -> admitted -> prefilling -> decoding -> finished
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -95,7 +95,7 @@ class Branch:
 
     __slots__ = (
         *("request", "choice", "key", "params", "num_prompt_tokens", "is_plain", "end_ids", "token_limit"),
-        *("state", "finish_reason", "stop_reason", "error", "_tokens", "logprobs", "prompt_logprobs"),
+        *("state", "finish_reason", "stop_reason", "error", "token_ids", "logprobs", "prompt_logprobs"),
         *("num_computed_tokens", "num_resident_tokens", "num_cached_tokens", "num_delivered_tokens", "kv_blocks"),
         *("slot", "waiting_reason", "arrival_index", "admissions", "last_step", "bypassed", "prefix_waits"),
         *("num_preemptions", "use_prefix", "needs_init", "prompt_logprobs_delivered"),
@@ -114,8 +114,8 @@ class Branch:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self._tokens = list(request.prompt_token_ids)
-        self.logprobs: list[TokenLogprobs | None] = []  # one for each output token
+        self.token_ids = list(request.prompt_token_ids)  # all known ones, prompt then output: change it here only
+        self.logprobs: list[TokenLogprobs] = []  # one for each output token, if asked for
         self.prompt_logprobs: list[TokenLogprobs] = []  # of prompt tokens 1, 2, ...
         self.num_computed_tokens = 0
         self.num_resident_tokens = 0
@@ -143,29 +143,24 @@ class Branch:
         return (self.request.seed or 0) & (2**64 - 1)
 
     @property
-    def token_ids(self) -> Sequence[int]:
-        """All known tokens, prompt then output. A view: do not change it."""
-        return self._tokens
-
-    @property
     def output_token_ids(self) -> list[int]:
         """A copy of the output tokens."""
-        return self._tokens[self.num_prompt_tokens :]
+        return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def num_tokens(self) -> int:
         """All known tokens."""
-        return len(self._tokens)
+        return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens sampled so far."""
-        return len(self._tokens) - self.num_prompt_tokens
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_missing_tokens(self) -> int:
         """Known tokens without K/V: what the scheduler hands out until it is 0."""
-        return len(self._tokens) - self.num_resident_tokens
+        return len(self.token_ids) - self.num_resident_tokens
 
     @property
     def is_live(self) -> bool:
@@ -206,14 +201,14 @@ class Branch:
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Commit one sampled token."""
-        self._tokens.append(token_id)
-        self.logprobs.append(logprobs)
+        self.token_ids.append(token_id)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
 
     def advance(self, token_id: int) -> int:
         """Commit one sampled token after a step that computed all tokens before it; how many these are."""
-        resident = len(self._tokens)
-        self._tokens.append(token_id)
-        self.logprobs.append(None)
+        resident = len(self.token_ids)
+        self.token_ids.append(token_id)
         self.num_resident_tokens = resident
         if self.num_computed_tokens < resident:
             self.num_computed_tokens = resident
@@ -222,7 +217,7 @@ class Branch:
 
     def truncate_at(self, num_output_tokens: int) -> None:
         """Keep the first ``num_output_tokens`` output tokens. Idempotent."""
-        del self._tokens[self.num_prompt_tokens + num_output_tokens :]
+        del self.token_ids[self.num_prompt_tokens + num_output_tokens :]
         del self.logprobs[num_output_tokens:]
         self.num_resident_tokens = min(self.num_resident_tokens, self.num_tokens)
         self.num_delivered_tokens = min(self.num_delivered_tokens, self.num_output_tokens)
@@ -239,7 +234,7 @@ class Branch:
         return {
             "state": self.state.value,
             "output_token_ids": self.output_token_ids,
-            "logprobs": [None if entry is None else entry.to_json() for entry in self.logprobs],
+            "logprobs": [entry.to_json() for entry in self.logprobs],
             "prompt_logprobs": [entry.to_json() for entry in self.prompt_logprobs],
             "num_computed_tokens": self.num_computed_tokens,
             "num_cached_tokens": self.num_cached_tokens,
@@ -255,8 +250,8 @@ class Branch:
     def _restore(self, saved: Mapping[str, Any]) -> None:
         state = RequestState(saved["state"])
         self.state = state if state in TERMINAL else RequestState.WAITING
-        self._tokens += check_ids("output_token_ids", saved["output_token_ids"], MAX_COUNT)
-        self.logprobs = [None if e is None else TokenLogprobs.from_json(e) for e in saved["logprobs"]]
+        self.token_ids += check_ids("output_token_ids", saved["output_token_ids"], MAX_COUNT)
+        self.logprobs = [TokenLogprobs.from_json(entry) for entry in saved["logprobs"] if entry is not None]
         self.prompt_logprobs = [TokenLogprobs.from_json(entry) for entry in saved["prompt_logprobs"]]
         for name in ("num_computed_tokens", "num_cached_tokens", "num_delivered_tokens", "admissions"):
             setattr(self, name, check_int(name, saved[name], 0, MAX_COUNT))

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from octavo.core.batch import Preemption, TokenLogprobs
 from octavo.core.errors import InvariantBroken
-from octavo.core.events import EventKind, TokenEvent
+from octavo.core.events import EventKind, EventLog, TokenEvent
 from octavo.core.kv import KVCacheManager
 from octavo.core.request import QUEUED, RUNNING, Branch, FinishReason, Request, RequestState
 from octavo.core.timeline import Timeline
@@ -22,7 +22,7 @@ class Roster:
     """The requests of one scheduler.
 
     A live branch is in ``waiting`` (and owns nothing) or in ``running`` (and owns a slot and pages), never in both.
-    ``running`` is in order of rank. ``events`` grows in the order in which things happened, until it is drained.
+    ``running`` is in order of rank. ``events`` holds what happened, in order, until it is taken.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Roster:
         self.requests: dict[str, Request] = {}
         self.waiting: list[Branch] = []
         self.running: list[Branch] = []
-        self.events: list[TokenEvent] = []
+        self.events = EventLog()
         self.freed_slots: list[int] = []  # since the last decision
         self._free_slots = list(range(max_running))
         heapify(self._free_slots)

@@ -10,7 +10,7 @@ Only `plan`, `commit` and `rollback` change anything: what arrives while a step 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from octavo.core.admission import check_request, default_seed
@@ -124,13 +124,11 @@ class ContinuousBatchScheduler:
     @property
     def events(self) -> list[TokenEvent]:
         """Events that were not drained yet, oldest first."""
-        return self._roster.events
+        return self._roster.events.pending
 
     def drain_events(self) -> list[TokenEvent]:
         """Take all pending events, oldest first."""
-        drained = list(self._roster.events)
-        self._roster.events.clear()
-        return drained
+        return list(self._roster.events.take())
 
     def get(self, request_id: str) -> Request | None:
         """A live or queued request."""
@@ -157,10 +155,10 @@ class ContinuousBatchScheduler:
             self._in_flight = draft
         return decision
 
-    def commit(self, result: StepResult, now: float = 0.0) -> list[TokenEvent]:
+    def commit(self, result: StepResult, now: float = 0.0) -> Sequence[TokenEvent]:
         """Apply the result of the step in flight; all pending events. Raises ``InvalidInput`` for another's result."""
         self._commit(result, now)
-        return self.drain_events()
+        return self._roster.events.take()
 
     def rollback(self, error: Exception, now: float = 0.0) -> list[TokenEvent]:
         """The step in flight failed: take it back and charge the error; all pending events.

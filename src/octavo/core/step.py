@@ -13,12 +13,9 @@ from collections.abc import Collection, Sequence
 from octavo.core.batch import DrawnRows, RowResult, ScheduledRow, StepResult, StepRows
 from octavo.core.draft import BranchKey, Draft
 from octavo.core.errors import InvalidInput, RowError
-from octavo.core.events import EventKind, TokenEvent
 from octavo.core.kv import KVCacheManager
 from octavo.core.request import Branch, FinishReason, RequestState
 from octavo.core.roster import Roster
-
-_TOKEN = EventKind.TOKEN  # an enum's attribute is looked up slowly
 
 
 class Committer:
@@ -43,7 +40,7 @@ class Committer:
         self.roster.timeline.record("tokens", now, step=draft.step, tokens=_tokens_of(result.rows))
         done = 0
         if isinstance(result.rows, DrawnRows) and isinstance(draft.rows, StepRows):
-            done = self._apply_drawn(draft.steady, draft.rows.slots, result.rows.ids, now)
+            done = self._apply_drawn(draft.steady, draft.rows, result.rows.ids, now)
         for branch, row, outcome in zip(draft.branches[done:], draft.rows[done:], result.rows[done:], strict=True):
             if branch.is_live and branch.slot == row.slot:
                 error = outcome.error or self._fault(branch, row, outcome)
@@ -52,34 +49,21 @@ class Committer:
                 else:
                     fail_request(self.roster, branch, error, now)
 
-    def _apply_drawn(self, steady: Sequence[Branch], slots: Sequence[int], ids: Sequence[int], now: float) -> int:
+    def _apply_drawn(self, steady: Sequence[Branch], rows: StepRows, ids: Sequence[int], now: float) -> int:
         """``_apply_row`` for all plain decodes at once, if their tokens are in order; the number of rows applied.
 
         Pages have something to do with it only where one is full.
         """
         if not ids or len(ids) != len(steady) or min(ids) < 0 or not max(ids) < (self.vocab_size or sys.maxsize):
             return 0
-        events, size, frees_behind = self.roster.events, self.kv.page_size, self._frees_behind
-        for branch, slot, token in zip(steady, slots, ids, strict=True):
-            if branch.slot != slot:
-                continue  # it has ended since the plan
-            resident, prompt = branch.advance(token), branch.num_prompt_tokens
-            output = resident + 1 - prompt
-            events.append(  # by position: nothing else is called as often
-                TokenEvent(
-                    branch.key[0],
-                    _TOKEN,
-                    branch.choice,
-                    output - 1,
-                    token,
-                    None,
-                    None,
-                    None,
-                    prompt,
-                    output,
-                    branch.num_cached_tokens,
-                )
-            )
+        live, indices, tokens = steady, rows.output_indices, ids
+        if [branch.slot for branch in steady] != rows.slots:  # some have ended since the plan
+            kept = [i for i, branch in enumerate(steady) if branch.slot == rows.slots[i]]
+            live, indices, tokens = [steady[i] for i in kept], [indices[i] for i in kept], [ids[i] for i in kept]
+        self.roster.events.append_drawn(live, indices, tokens)
+        size, frees_behind = self.kv.page_size, self._frees_behind
+        for branch, token in zip(live, tokens, strict=True):
+            resident = branch.advance(token)
             if token in branch.end_ids or resident + 1 >= branch.token_limit:
                 ending = find_ending(branch)
                 if ending is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.core.batch import ScheduleDecision, StepResult
@@ -63,7 +63,7 @@ class EngineCore:
         """End a choice after ``num_output_tokens`` tokens: what lies beyond does not count. Idempotent."""
         self.scheduler.stop(request_id, choice, num_output_tokens, stop_reason)
 
-    def step(self, now: float) -> list[TokenEvent]:
+    def step(self, now: float) -> Sequence[TokenEvent]:
         """Run one step and return its events, in order. An error of the model never leaves through here."""
         clock, seconds = self.clock, self.metrics.phase_seconds
         started = clock()
@@ -73,7 +73,7 @@ class EngineCore:
         try:
             result = self.executor(decision) if decision.rows else StepResult(decision.step, ())
         except Exception as error:
-            events = self.scheduler.rollback(error, now)
+            events: Sequence[TokenEvent] = self.scheduler.rollback(error, now)
             ended = clock()
             self.metrics.failed(events, ended)
         except BaseException:  # an interruption passes through, but no step may stay in flight

@@ -159,7 +159,7 @@ class InferenceEngine:
 
     def step(self) -> list[TokenEvent]:
         """Run one step of the engine; its events are also kept for their streams."""
-        events = self.core.step(self.clock())
+        events = list(self.core.step(self.clock()))
         for event in events:
             queue = self._undelivered.get(event.request_id)
             if queue is not None:

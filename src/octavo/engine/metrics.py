@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.batch import ScheduleDecision, StepRows
-from octavo.core.events import EventKind, TokenEvent
+from octavo.core.events import EventKind, StepEvents, TokenEvent
 
 _KEPT_REQUESTS = 4096
 _KEPT_STEPS = 65536
 _TOKEN = EventKind.TOKEN
+_BY_A_TOKEN = ("stop", "length")  # what ends a choice in the step of its last token
 PHASES = ("plan", "prepare", "model", "commit", "measure", "deliver")
 
 
@@ -32,9 +33,9 @@ class RequestTimes:
     last_token: float | None = None
     finished: float | None = None
     num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
+    num_output_tokens: int = 0  # of the choices that have ended
     num_cached_tokens: int = 0
-    choices: set[int] = field(default_factory=set)
+    num_choices: int = 0  # that have ended with tokens
 
     @property
     def ttft(self) -> float | None:
@@ -43,12 +44,12 @@ class RequestTimes:
 
     @property
     def tpot(self) -> float | None:
-        """Mean time per output token after each choice's first."""
-        gaps = self.num_output_tokens - len(self.choices)
+        """Mean time per output token after each choice's first; None until a token has ended a choice."""
+        gaps = self.num_output_tokens - self.num_choices
         if self.first_token is None or self.last_token is None or gaps < 1:
             return None
         # choices run side by side: the span of the request covers the gaps of each
-        return (self.last_token - self.first_token) * len(self.choices) / gaps
+        return (self.last_token - self.first_token) * self.num_choices / gaps
 
 
 @dataclass(frozen=True)
@@ -131,31 +132,34 @@ class Metrics:
 
     def saw(self, events: Sequence[TokenEvent], now: float) -> int:
         """Times of the requests that ``events`` speak of. Returns the number of tokens among them."""
-        produced, requests = 0, self.requests
-        for event in events:
-            times = requests.get(event.request_id)
-            if event.kind is not _TOKEN:
-                self._saw_end(event, times, now)
-                continue
-            produced += 1
-            if times is not None:
-                if times.first_token is None:
+        produced, listed = 0, events
+        if isinstance(events, StepEvents):  # no request's first tokens are among the columns
+            produced, listed = len(events.branches), events.others
+        for event in listed:
+            times = self.requests.get(event.request_id)
+            if event.kind is _TOKEN:
+                produced += 1
+                if times is not None and times.first_token is None:
                     times.first_token = now
-                times.last_token = now
-                times.num_output_tokens += 1
-                times.choices.add(event.choice)
+            else:
+                self._saw_end(event, times, now)
         self.output_tokens += produced
         return produced
 
     def _saw_end(self, event: TokenEvent, times: RequestTimes | None, now: float) -> None:
         """The end of a choice, or of a request."""
-        if times is not None:
-            times.num_cached_tokens = max(times.num_cached_tokens, event.num_cached_tokens)
-        if event.kind == EventKind.REQUEST_END:
-            reason = str(getattr(event.finish_reason, "value", event.finish_reason))
-            self.finished[reason] = self.finished.get(reason, 0) + 1
-            if times is not None:
-                times.finished = now
+        if event.kind is EventKind.REQUEST_END:
+            self.finished[event.finish_reason or ""] = self.finished.get(event.finish_reason or "", 0) + 1
+        if times is None:
+            return
+        times.num_cached_tokens = max(times.num_cached_tokens, event.num_cached_tokens)
+        if event.kind is EventKind.REQUEST_END:
+            times.finished = now
+        elif event.num_output_tokens:
+            times.num_output_tokens += event.num_output_tokens
+            times.num_choices += 1
+            if event.finish_reason in _BY_A_TOKEN:
+                times.last_token = now
 
     def summary(self) -> dict[str, Any]:
         """All measures as plain values; None where nothing was measured."""

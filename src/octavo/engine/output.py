@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.core.batch import TokenLogprobs
-from octavo.core.events import EventKind, TokenEvent
+from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.decoding.output import OutputProcessor
 from octavo.engine.core import EngineCore
@@ -72,18 +72,24 @@ class OutputRouter:
         self.core = core
         self.tokenizer = tokenizer
         self._readers: dict[str, _Reader] = {}
+        self._num_streams = 0  # readers to whom every token matters at once
 
     def open(self, request: Request, *, whole: bool = False) -> None:
         """Follow a request that has been submitted. ``whole``: each choice as one delta, at its end, if that can be."""
-        self._readers[request.request_id] = _Reader(request, self.tokenizer, whole)
+        self.close(request.request_id)
+        reader = self._readers[request.request_id] = _Reader(request, self.tokenizer, whole)
+        self._num_streams += not reader.whole
 
     def close(self, request_id: str) -> None:
         """Stop following; its later events are dropped."""
-        self._readers.pop(request_id, None)
+        reader = self._readers.pop(request_id, None)
+        self._num_streams -= reader is not None and not reader.whole
 
     def take(self, events: Iterable[TokenEvent]) -> list[OutputDelta]:
         """The deltas of one step, by first event. A request is closed with its last one."""
         deltas: _Deltas = {}
+        if isinstance(events, StepEvents) and not self._num_streams:
+            events = events.others  # whole texts are made of the tokens that the branches keep
         for event in events:
             reader = self._readers.get(event.request_id)
             if reader is None:
@@ -121,7 +127,7 @@ class OutputRouter:
         delta = _delta_of(reader, event, deltas)
         delta.text += processor.push_all(unseen)
         delta.token_ids += tuple(unseen)
-        delta.logprobs += tuple([entry for entry in logprobs if entry is not None])
+        delta.logprobs += tuple(logprobs)
         delta.finish_reason, delta.stop_reason, delta.error = _text(event.finish_reason), event.stop_reason, event.error
         rest = processor.finish()
         delta.text += rest.text
