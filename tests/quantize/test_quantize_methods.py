@@ -22,7 +22,7 @@ from octavo.weights.quant.measure import Comparison, compare, round_inputs
 from octavo.weights.quant.outputs import TensorFile
 from octavo.weights.quant.rounding import quantize_matrix
 from octavo.weights.quant.scaling import awq_scales, smooth_scales
-from octavo.weights.quant.tapping import LazyWeights, hidden_states, shared_inputs
+from octavo.weights.quant.tapping import LazyWeights, SharedInput, hidden_states, shared_inputs
 from octavo.weights.quant.targets import TARGETS, Target, find_target
 from octavo.weights.safetensors import open_safetensors
 
@@ -236,16 +236,36 @@ def test_smoothing_helps_int8_activations(tmp_path: Path) -> None:
     assert smooth < 0.7 * plain
 
 
-def test_factors_that_moved_change_nothing_by_themselves(tmp_path: Path) -> None:
-    """With codes so fine that rounding vanishes, the folded model is the model: norms and rows absorbed the factors."""
-    made = Made(tmp_path, GEMMA | {"num_key_value_heads": 4}, "w8g64", "awq")
+@pytest.mark.parametrize("method", ["awq", "smoothquant"])
+@pytest.mark.parametrize(
+    ("config", "absorbed"),
+    [(LLAMA, 8), (GEMMA | {"num_key_value_heads": 4}, 8), (MOE, 6 + 2 * 4)],
+    ids=["llama", "gemma3", "moe"],
+)
+def test_factors_that_moved_change_nothing_by_themselves(
+    tmp_path: Path, config: dict[str, Any], absorbed: int, method: str
+) -> None:
+    """With codes so fine that rounding vanishes, the folded model is the model: norms, rows, routers took factors."""
+    made = Made(tmp_path, config, "w8g64", method)
+    assert len([s for s in made.job.inputs if s.norm or s.rows]) == absorbed
     with open_weights(tmp_path / "source") as source:
-        shared = [s for s in made.job.inputs if s.norm or s.rows]
-        assert len(shared) == 6  # two norms and one gate in each layer
-        moved = [name for name in made.after if name.endswith("norm.weight") and len(made.after[name]) == 64]
+        moved = [name for name in made.after if made.after[name].ndim == 1 or name.endswith("mlp.gate.weight")]
         changed = [name for name in moved if not np.allclose(made.after[name], source.read(name), rtol=1e-4)]
-        assert {name.split(".")[3] for name in changed} == {"input_layernorm", "pre_feedforward_layernorm"}
-    assert made.result.kl_mean < 0.01
+        held = made.after["model.layers.0.self_attn.v_proj.weight"]
+        ratios = held / source.read("model.layers.0.self_attn.v_proj.weight")
+    second = "pre_feedforward_layernorm" if "sliding_window" in config else "post_attention_layernorm"
+    expected = {"input_layernorm.weight", f"{second}.weight"} | ({"mlp.gate.weight"} if config is MOE else set())
+    assert {name.split(".", 3)[3] for name in changed} == expected
+    assert np.median(np.abs(ratios), axis=1).std() > 0.01  # rows of values took factors, too
+    assert made.result.kl_mean < 0.03
+
+
+def test_channels_that_one_row_makes_share_a_factor() -> None:
+    shared = SharedInput(("o",), rows="v", heads=(2, 3))
+    values = np.arange(12, dtype=np.float32)  # two key-value heads, two query heads each, of size 3
+    assert shared.fold(values).tolist() == [3, 4, 5, 9, 10, 11]
+    assert shared.tied(values).tolist() == [3, 4, 5, 3, 4, 5, 9, 10, 11, 9, 10, 11]
+    assert SharedInput(("down",), rows="up").fold(values).tolist() == values.tolist()
 
 
 def test_inputs_that_matrices_share() -> None:
@@ -258,7 +278,8 @@ def test_inputs_that_matrices_share() -> None:
     p = "model.layers.0."
     assert [len(s.names) for s in first] == [3, 1, 2, 1]
     assert first[0].norm == f"{p}input_layernorm.weight" and first[2].norm == f"{p}post_attention_layernorm.weight"
-    assert (first[1].norm, first[1].rows) == ("", "") and first[3].rows == f"{p}mlp.up_proj.weight"
+    assert (first[1].rows, first[1].heads) == (f"{p}self_attn.v_proj.weight", (2, 16))
+    assert (first[3].rows, first[3].heads) == (f"{p}mlp.up_proj.weight", (1, 1))
 
 
 def test_tapping_sees_what_the_model_computes(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from octavo.weights.quant.gptq import feedback_of, gptq, hessian_of
 from octavo.weights.quant.integer import IntegerWeight
 from octavo.weights.quant.outputs import Spec, TensorFile, copy_companions, parts_of, plan_parts, write_config
 from octavo.weights.quant.rounding import quantize_matrix
-from octavo.weights.quant.scaling import awq_scales, smooth_scales
+from octavo.weights.quant.scaling import awq_scales, even_scales, smooth_scales
 from octavo.weights.quant.tapping import LazyWeights, SharedInput, hidden_states, shared_inputs
 from octavo.weights.quant.targets import METHODS, Target
 from octavo.weights.safetensors import SINGLE_NAME
@@ -30,6 +30,7 @@ __all__ = ["MatrixReport", "Plan", "QuantizeJob", "Source"]
 Floats = NDArray[np.float32]
 Source = Any  # what open_weights gives
 Tick = Callable[[str], None]
+_MOST_EXPERTS = 16  # matrices that the search for factors of a mixture looks at
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Plan:
             raise InvalidInput("method", self.method, f"known methods: {', '.join(METHODS)}")
         if not (isinstance(self.alpha, float) and 0 < self.alpha < 1):
             raise InvalidInput("alpha", self.alpha, "give a number between 0 and 1")
+
+    @property
+    def scales(self) -> bool:
+        """Whether factors move between activations and weights."""
+        return self.method in ("awq", "smoothquant")
 
     @property
     def needs_inputs(self) -> bool:
@@ -82,8 +88,10 @@ class QuantizeJob:
         self._shared = {name: shared for shared in self.inputs for name in shared.names}
         self._effective: dict[str, Floats] = {}  # what the rest of the pass multiplies by, until it is asked for
         self._held: dict[str, IntegerWeight] = {}  # rows that another matrix's factors may still change
-        self._vectors: dict[str, Floats] = {}  # norms with factors folded in
-        self._waiting = {shared.rows for shared in self.inputs if shared.rows and plan_scales_rows(self.plan)}
+        self._kept: dict[str, Floats] = {}  # norms and routers with factors folded in
+        self._factors: dict[SharedInput, Floats] = {}  # of inputs whose matrices come one at a time
+        self._plain = {shared.plain: shared for shared in self.inputs if shared.plain}
+        self._waiting = {shared.rows for shared in self.inputs if shared.rows and self.plan.scales}
 
     # ---- the pass
 
@@ -130,7 +138,7 @@ class QuantizeJob:
     def _plain_type(self, name: str) -> str:
         """How a tensor that stays is stored: as before, or bfloat16 (matrices) where it was quantized."""
         stored: str = self.source.info(name).dtype
-        if len(self.shapes[name]) == 1:
+        if len(self.shapes[name]) == 1 or (name in self._plain and self.plan.scales):
             return "F32"
         return stored if stored in ("F32", "F16", "BF16") else "BF16"
 
@@ -139,10 +147,13 @@ class QuantizeJob:
         return values
 
     def _hook(self, name: str, x: Floats) -> tuple[Floats, Floats]:
+        if name in self._plain and self.plan.scales:
+            self._scale_experts(self._plain[name], x)
         if name not in self._shared:
             return x, self._read(name)
         if name not in self._effective:
-            self._quantize(self._shared[name], x)
+            shared = self._shared[name]
+            self._quantize(shared, (name,) if shared.plain else shared.names, x)
         return x, self._effective.pop(name)
 
     def _rest(self) -> None:
@@ -150,19 +161,25 @@ class QuantizeJob:
         done = {report.name for report in self.reports}
         for name in self.names:
             if name not in done:
-                self._finish(name, self._read(name), quantize_matrix(self._read(name), self.plan.target), None)
+                factors = self._factors.get(self._shared[name], np.float32(1))
+                weight = quantize_matrix(self._read(name) * factors, self.plan.target)
+                self._effective[name] = weight.dequantize() / factors
+                self._finish(name, self._read(name), weight, None)
+                del self._effective[name]
         for name, weight in self._held.items():
             self._emit(name, weight)
         for name in self.shapes:
             if name not in self._shared:
-                self.file.write(name, self._vectors.get(name, self.source.read(name)))
+                self.file.write(name, self._kept.get(name, self.source.read(name)))
                 self.tick(name)
 
     # ---- matrices
 
-    def _quantize(self, shared: SharedInput, x: Floats) -> None:
-        matrices = {name: self._read(name) for name in shared.names}
-        scales = self._scales(shared, x, list(matrices.values()))
+    def _quantize(self, shared: SharedInput, names: Sequence[str], x: Floats) -> None:
+        matrices = {name: self._read(name) for name in names}
+        scales = self._factors.get(shared)
+        if scales is None:
+            scales = self._scales(shared, x, list(matrices.values()))
         feedback = feedback_of(hessian_of(x)) if self.plan.method == "gptq" else None
         for name, matrix in matrices.items():
             if feedback is not None:
@@ -172,26 +189,35 @@ class QuantizeJob:
                 weight = quantize_matrix(matrix * scales, self.plan.target, weights=weights)
             self._effective[name] = weight.dequantize() / scales
             self._finish(name, matrix, weight, x)
-        if shared.norm:
+        if shared.norm and not shared.plain:
             self._fold_norm(shared.norm, scales)
-        if shared.rows and shared.rows in self._held:
-            self._fold_rows(shared.rows, scales)
+        if shared.rows in self._held:
+            self._fold_rows(shared, scales)
 
     def _scales(self, shared: SharedInput, x: Floats, matrices: list[Floats]) -> Floats:
         """The factor of each channel; ones where nothing can absorb them."""
-        if self.plan.method == "awq" and (shared.norm or shared.rows in self._held):
-            return awq_scales(x, matrices, self.plan.target)
-        if self.plan.method == "smoothquant" and shared.norm:
-            return smooth_scales(x, matrices, self.plan.alpha)
+        absorbed = shared.norm or shared.rows in self._held
+        if self.plan.method == "awq" and absorbed:
+            return awq_scales(x, matrices, self.plan.target, shared.tied)
+        if self.plan.method == "smoothquant" and absorbed:
+            return even_scales(smooth_scales(x, matrices, self.plan.alpha, shared.tied))
         return np.ones(x.shape[1], np.float32)
 
-    def _fold_norm(self, name: str, scales: Floats) -> None:
-        self._vectors[name] = self._read(name) / scales - np.float32(self.model.config.norm_offset)
+    def _scale_experts(self, shared: SharedInput, x: Floats) -> None:
+        """The factors that all experts of a layer share, before the first of them sees its rows."""
+        some = shared.names[:: -(-len(shared.names) // _MOST_EXPERTS)]
+        scales = self._scales(shared, x, [self._read(name) for name in some])
+        self._factors[shared] = scales
+        self._fold_norm(shared.norm, scales)
+        self._kept[shared.plain] = self.source.read(shared.plain) * scales
 
-    def _fold_rows(self, name: str, scales: Floats) -> None:
-        held = self._held.pop(name)
-        scaled = held.scales / scales[:, None]
-        self._emit(name, IntegerWeight(held.bits, held.codes, scaled, held.zeros, held.groups))
+    def _fold_norm(self, name: str, scales: Floats) -> None:
+        self._kept[name] = self._read(name) / scales - np.float32(self.model.config.norm_offset)
+
+    def _fold_rows(self, shared: SharedInput, scales: Floats) -> None:
+        held = self._held.pop(shared.rows)
+        scaled = held.scales / shared.fold(scales)[:, None]
+        self._emit(shared.rows, IntegerWeight(held.bits, held.codes, scaled, held.zeros, held.groups))
 
     def _finish(self, name: str, matrix: Floats, weight: IntegerWeight, x: Floats | None) -> None:
         effective = self._effective.get(name)
@@ -217,11 +243,6 @@ class QuantizeJob:
 
 
 _SIZES = {"I8": 1, "F16": 2, "I32": 4, "F32": 4, "I64": 8}
-
-
-def plan_scales_rows(plan: Plan) -> bool:
-    """Whether a method lets one matrix's rows absorb the factors of the next."""
-    return plan.method == "awq"
 
 
 def _relative(error: Floats, of: Floats) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.capture import OpRecord, Program, Value, Weight, Weights
+from octavo.backends.capture import OpRecord, Program, Value, Weight
 from octavo.backends.numpy_backend import NumpyBackend
 
 __all__ = ["Handle", "LazyWeights", "SharedInput", "TappingBackend", "hidden_states", "shared_inputs"]
@@ -88,49 +88,112 @@ def hidden_states(model: Any, program: Program, sequences: Sequence[Sequence[int
 class SharedInput:
     """Matrices that multiply one value, and what can absorb a factor for each of its channels.
 
-    `norm`: the weight of the norm that makes it, used nowhere else; `rows`: the matrix whose outputs, times a gate,
-    it is. At most one is set.
+    `norm`: the weight of the norm that makes it, used nowhere else; `rows`: the matrix whose outputs it is, times a
+    gate or mixed by attention over positions. At most one is set. `heads`: with `rows` behind attention, the query
+    heads that read one key-value head, and the size of a head: channels of those heads share a row, hence a factor.
+    `plain`: a matrix of the same input that is not quantized (the router of experts) and takes the factors too; it sees
+    all rows before the others see theirs, one matrix at a time.
     """
 
     names: tuple[str, ...]
     norm: str = ""
     rows: str = ""
+    heads: tuple[int, int] = (1, 1)
+    plain: str = ""
+
+    def fold(self, values: Floats) -> Floats:
+        """Of each row of `rows`, the largest value of the channels that it makes. [K] -> [R]."""
+        group, size = self.heads
+        folded: Floats = values.reshape(-1, group, size).max(axis=1).ravel()
+        return folded
+
+    def tied(self, values: Floats) -> Floats:
+        """The same for all channels that one row makes. [K]."""
+        group, size = self.heads
+        return self.fold(values).reshape(-1, 1, size).repeat(group, axis=1).ravel()
 
 
 def shared_inputs(program: Program) -> tuple[SharedInput, ...]:
-    """The matrices of a program by their inputs, in order. Experts stand alone: each sees its own rows."""
-    makers = {value: record for record in program.records for value in record.outputs}
-    uses: dict[int, list[OpRecord]] = {value: [] for value in makers}
-    for record in program.records:
-        for _, operand in record.operands:
-            if isinstance(operand, Value):
-                uses[operand.index].append(record)
-    found: list[SharedInput] = []
-    for record in program.records:
-        given = dict(record.operands)
-        if record.op == "moe":
-            lists = [given[key] for key in ("gate", "up", "down")]
-            found += [SharedInput((name,)) for part in lists if isinstance(part, Weights) for name in part.names]
-        elif record.op == "linear" and isinstance(given["x"], Value):
-            value = given["x"].index
-            users = [user for user in uses[value] if user.op == "linear"]
-            if users[0] is record:
-                found.append(_shared(makers[value], value, users, len(uses[value]) == len(users), makers))
-    return tuple(found)
+    """The matrices of a program by their inputs, in order."""
+    return _Inputs(program).found()
 
 
-def _shared(maker: OpRecord, value: int, users: Sequence[OpRecord], alone: bool, makers: Mapping[int, OpRecord]) -> SharedInput:  # fmt: skip  # noqa: E501
-    names = tuple(_weight(user, "weight") for user in users)
-    if not alone:
-        return SharedInput(names)
-    if maker.op == "rms_norm" and value == maker.outputs[0]:
-        return SharedInput(names, norm=_weight(maker, "weight"))
-    if maker.op == "gated_activation":
-        up = dict(maker.operands)["up"]
-        source = makers[up.index] if isinstance(up, Value) else None
-        if source is not None and source.op == "linear" and not _weight(source, "bias"):
-            return SharedInput(names, rows=_weight(source, "weight"))
-    return SharedInput(names)
+class _Inputs:
+    def __init__(self, program: Program) -> None:
+        self.records = program.records
+        self.makers = {value: record for record in program.records for value in record.outputs}
+        self.uses: dict[int, list[OpRecord]] = {value: [] for value in self.makers}
+        for record in program.records:
+            for _, operand in record.operands:
+                if isinstance(operand, Value):
+                    self.uses[operand.index].append(record)
+        # layer -> its values, before they are written
+        self.values: dict[int, Any] = {}
+        for record in program.records:
+            if record.op == "write_kv":
+                given: dict[str, Any] = dict(record.operands)
+                self.values[given["layer"].value] = given["v"]
+
+    def found(self) -> tuple[SharedInput, ...]:
+        found: list[SharedInput] = []
+        for record in self.records:
+            given = dict(record.operands)
+            if record.op == "moe":
+                found += self._experts(record, given)
+            elif record.op == "linear" and isinstance(given["x"], Value):
+                value = given["x"].index
+                users = [user for user in self.uses[value] if user.op == "linear"]
+                if users[0] is record:
+                    found.append(self._shared(value, users, len(self.uses[value]) == len(users)))
+        return tuple(found)
+
+    def _experts(self, record: OpRecord, given: Mapping[str, Any]) -> list[SharedInput]:
+        """Gates and ups of all experts share an input; each down sees what its own expert made."""
+        gates, ups, downs = (given[key].names for key in ("gate", "up", "down"))
+        names = tuple(name for pair in zip(gates, ups, strict=True) for name in pair)
+        x, norm = given["x"], ""
+        if isinstance(x, Value) and self.uses[x.index] == [record]:
+            norm = self._norm(x.index)
+        router = _weight(record, "router") if norm else ""
+        inner = [SharedInput((down,), rows=up) for up, down in zip(ups, downs, strict=True)]
+        return [SharedInput(names, norm=norm, plain=router), *inner] if norm else [*map(_alone, names), *inner]
+
+    def _shared(self, value: int, users: Sequence[OpRecord], alone: bool) -> SharedInput:
+        names = tuple(_weight(user, "weight") for user in users)
+        maker = self.makers[value]
+        if not alone:
+            return SharedInput(names)
+        if maker.op == "gated_activation":
+            return SharedInput(names, rows=self._rows(dict(maker.operands)["up"]))
+        if maker.op == "attention":
+            return self._behind_attention(names, maker)
+        return SharedInput(names, norm=self._norm(value))
+
+    def _norm(self, value: int) -> str:
+        maker = self.makers[value]
+        return _weight(maker, "weight") if maker.op == "rms_norm" and value == maker.outputs[0] else ""
+
+    def _rows(self, operand: Any) -> str:
+        """The matrix that makes a value, if nothing else uses the value and no bias is added."""
+        source = self.makers[operand.index] if isinstance(operand, Value) else None
+        if source is None or source.op != "linear" or _weight(source, "bias") or len(self.uses[operand.index]) > 1:
+            return ""
+        return _weight(source, "weight")
+
+    def _behind_attention(self, names: tuple[str, ...], maker: OpRecord) -> SharedInput:
+        given: dict[str, Any] = dict(maker.operands)
+        size, values = given["head_dim"].value, self.values[given["layer"].value]
+        rows = self._rows(values)
+        if not rows:
+            return SharedInput(names)
+        widths = [
+            self.makers[v.index].dims[self.makers[v.index].outputs.index(v.index)][1] for v in (given["q"], values)
+        ]
+        return SharedInput(names, rows=rows, heads=(widths[0] // widths[1], size))
+
+
+def _alone(name: str) -> SharedInput:
+    return SharedInput((name,))
 
 
 def _weight(record: OpRecord, place: str) -> str:
