@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define OCTAVO_API __attribute__((visibility("default")))
-#define OCTAVO_ABI_VERSION 2
+#define OCTAVO_ABI_VERSION 3
 #define OCTAVO_NONE (-1) /* no buffer, no weight, no slot */
 
 #ifdef __cplusplus
@@ -152,6 +152,30 @@ OCTAVO_API void octavo_program_close(octavo_program* program);
 OCTAVO_API int64_t octavo_program_bytes(const octavo_program* program); /* of activations and scratch */
 OCTAVO_API int32_t octavo_program_barriers(const octavo_program* program, int32_t tokens, int32_t logit_rows);
 
+/* What a row's logits go through before a token is drawn from them: backends/sampling.py has the order and the rounding. */
+typedef struct octavo_rules {
+  const int32_t* bias_ids; /* [num_bias] logit += bias */
+  const double* bias;
+  const int32_t* banned;   /* [num_banned] */
+  const uint8_t* allowed;  /* bit (id & 7) of byte (id >> 3) set: stays; ids past the end are banned; null: all stay */
+  const uint8_t* mask;     /* the same for the grammar */
+  const int32_t* prompt;   /* [num_prompt, 2] distinct ids that occur in the prompt, and how often */
+  const int32_t* output;   /* [num_output, 2] of the output */
+  int64_t allowed_bytes, mask_bytes;
+  int32_t num_bias, num_banned, num_prompt, num_output;
+  double repetition, frequency, presence; /* penalties; 1, 0, 0: none */
+} octavo_rules;
+
+typedef struct octavo_logprobs { /* log-softmax of a row of raw logits */
+  int32_t row, token;         /* within a step: those of the draw */
+  int32_t top, chosen;        /* how many most likely ids, how many of the caller's */
+  const int32_t* chosen_ids;  /* [chosen] */
+  int32_t* top_ids;           /* [top] by (logit descending, id ascending) */
+  double* values;             /* [1 + top + chosen] of the token, the most likely, the caller's; NaN: not finite logits */
+  int64_t rank;               /* of the token, 1: the most likely */
+  int32_t found, reserved;    /* of `top`, those that are not banned */
+} octavo_logprobs;
+
 typedef struct octavo_sampling { /* one row to draw from: backends/sampling.py has the meaning */
   int32_t row;                   /* of the logits */
   int32_t top_k;                 /* 0: all */
@@ -159,6 +183,8 @@ typedef struct octavo_sampling { /* one row to draw from: backends/sampling.py h
   double top_p, min_p;
   uint64_t seed;
   uint32_t choice, index, purpose, reserved;
+  const octavo_rules* rules; /* or null */
+  octavo_logprobs* logprobs; /* or null: filled for the token that is drawn */
 } octavo_sampling;
 
 typedef struct octavo_step {
@@ -177,7 +203,7 @@ typedef struct octavo_step {
   int32_t* sampled;           /* [samples] token ids; -1: nothing can be drawn */
   /* declared for later: */
   const int32_t* parent_rows; /* [tokens] tree rows; must be null */
-  const uint8_t* grammar_masks; /* [samples, (vocab + 7) / 8]; must be null */
+  const uint8_t* grammar_masks; /* must be null: a row's mask is in its rules */
   float* hidden;              /* [tokens, hidden cols] or null */
   float* scores;              /* exported attention probabilities; must be null */
 } octavo_step;
@@ -191,6 +217,12 @@ OCTAVO_API const float* octavo_logits(const octavo_program* program, int64_t* st
 /* Draws from any rows [rows, stride] by the same code as octavo_run, on the pool. */
 OCTAVO_API int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride,
                                  int64_t vocab_size, const octavo_sampling* sampling, int32_t samples, int32_t* sampled);
+/* What the rules leave of those rows, sample i's in out[i], [samples, vocab_size]. */
+OCTAVO_API int32_t octavo_process(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride,
+                                  int64_t vocab_size, const octavo_sampling* sampling, int32_t samples, float* out);
+/* Log-softmax of any rows. */
+OCTAVO_API int32_t octavo_logprobs_of(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride,
+                                      int64_t vocab_size, octavo_logprobs* wanted, int32_t count);
 /* Calls of the arena's system allocator so far in this process: a step must not raise it. */
 OCTAVO_API int64_t octavo_allocations(void);
 

@@ -25,7 +25,7 @@ struct octavo_program {
 
 namespace {
 
-constexpr const char* kKernelVersion = "2";
+constexpr const char* kKernelVersion = "3";
 constexpr const char* kNoRecord = "a record or handle is missing";
 constexpr const char* kNoArray = "an array is missing";
 constexpr int64_t kWidest = int64_t{1} << 24;  // columns of logits
@@ -73,23 +73,32 @@ bool describe_kv(const Kernels* kernels, KV* kv, int32_t type, int32_t page_size
   return false;
 }
 
-struct DrawJob {
-  const Engine* engine;
-  const float* logits;
-  int64_t stride, vocab_size;
-  const octavo_sampling* sampling;
-  int32_t samples;
-  int32_t* sampled;
-  const std::vector<SampleScratch>* scratch;
-};
+// body(i, thread) for each of `count` rows, on the pool.
+template <typename Body>
+void for_each_row(const Engine& engine, int32_t count, const Body& body) {
+  struct Job {
+    const Body* body;
+    int32_t threads, count;
+  } job{&body, std::min(engine.threads, count), count};
+  const auto part = [](void* argument, int thread) {
+    const Job& mine = *static_cast<const Job*>(argument);
+    for (int32_t i = thread; i < mine.count; i += mine.threads) (*mine.body)(i, thread);
+  };
+  if (count > 0) Pool::shared().run(job.threads, part, &job);
+}
 
-void draw_part(void* argument, int thread) {
-  const DrawJob& job = *static_cast<DrawJob*>(argument);
-  for (int32_t i = thread; i < job.samples; i += job.engine->threads) {
-    const octavo_sampling& wanted = job.sampling[i];
-    const float* row = job.logits + wanted.row * job.stride;
-    job.sampled[i] = sample_row(*job.engine->kernels, row, job.vocab_size, wanted, (*job.scratch)[static_cast<size_t>(thread)]);
-  }
+const char* wrong_rows(const float* logits, int64_t rows, int64_t stride, int64_t vocab_size, int32_t count, const void* records,
+                       const void* out) {
+  if (vocab_size < 1 || vocab_size > stride || stride > kWidest) return "sampling: the vocabulary is wider than a row, or too wide";
+  if (count < 0 || rows < 1) return "sampling: a count is out of range";
+  return count > 0 && (logits == nullptr || records == nullptr || out == nullptr) ? kNoArray : nullptr;
+}
+
+const char* wrong_draws(const float* logits, int64_t rows, int64_t stride, int64_t vocab_size, const octavo_sampling* sampling,
+                        int32_t samples, const void* out) {
+  const char* wrong = wrong_rows(logits, rows, stride, vocab_size, samples, sampling, out);
+  for (int32_t i = 0; i < samples && wrong == nullptr; i++) wrong = wrong_sampling(sampling[i], rows, vocab_size);
+  return wrong;
 }
 
 }  // namespace
@@ -284,16 +293,43 @@ double octavo_measure_barrier(octavo_engine* engine, int32_t threads, int64_t re
 int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride, int64_t vocab_size,
                       const octavo_sampling* sampling, int32_t samples, int32_t* sampled) {
   return guarded<int32_t>(-1, [&] {
-    if (vocab_size < 1 || vocab_size > stride || stride > kWidest) return fail("sampling: the vocabulary is wider than a row, or too wide");
-    if (samples < 0 || rows < 1) return fail("sampling: a count is out of range");
-    if (samples == 0) return 0;
-    if (logits == nullptr || sampling == nullptr || sampled == nullptr) return fail(kNoArray);
-    for (int32_t i = 0; i < samples; i++) {
-      if (const char* wrong = wrong_sampling(sampling[i], rows)) return fail(wrong);
-    }
-    engine->engine.make_draws(vocab_size);
-    DrawJob job{&engine->engine, logits, stride, vocab_size, sampling, samples, sampled, &engine->engine.draws};
-    Pool::shared().run(engine->engine.threads, draw_part, &job);
+    if (const char* wrong = wrong_draws(logits, rows, stride, vocab_size, sampling, samples, sampled)) return fail(wrong);
+    Engine& e = engine->engine;
+    e.make_draws(vocab_size);
+    for_each_row(e, samples, [&](int32_t i, int thread) {
+      const float* row = logits + sampling[i].row * stride;
+      sampled[i] = sample_row(*e.kernels, row, vocab_size, sampling[i], e.draws[static_cast<size_t>(thread)]);
+    });
+    return 0;
+  });
+}
+
+int32_t octavo_process(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride, int64_t vocab_size,
+                       const octavo_sampling* sampling, int32_t samples, float* out) {
+  return guarded<int32_t>(-1, [&] {
+    if (const char* wrong = wrong_draws(logits, rows, stride, vocab_size, sampling, samples, out)) return fail(wrong);
+    Engine& e = engine->engine;
+    e.make_draws(vocab_size);
+    for_each_row(e, samples, [&](int32_t i, int thread) {
+      const float* row = logits + sampling[i].row * stride;
+      apply_rules(*e.kernels, row, vocab_size, sampling[i].rules, e.draws[static_cast<size_t>(thread)], out + i * vocab_size);
+    });
+    return 0;
+  });
+}
+
+int32_t octavo_logprobs_of(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride, int64_t vocab_size,
+                           octavo_logprobs* wanted, int32_t count) {
+  return guarded<int32_t>(-1, [&] {
+    const char* wrong = wrong_rows(logits, rows, stride, vocab_size, count, wanted, wanted);
+    for (int32_t i = 0; i < count && wrong == nullptr; i++) wrong = wrong_logprobs(wanted[i], rows, vocab_size);
+    if (wrong != nullptr) return fail(wrong);
+    Engine& e = engine->engine;
+    e.make_draws(vocab_size);
+    for_each_row(e, count, [&](int32_t i, int thread) {
+      const float* row = logits + wanted[i].row * stride;
+      fill_logprobs(LogitRow(*e.kernels, row, vocab_size, e.draws[static_cast<size_t>(thread)]), &wanted[i]);
+    });
     return 0;
   });
 }

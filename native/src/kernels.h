@@ -95,6 +95,26 @@ struct AttnItem {
   int64_t partial_chunks;     // [row][group][partial_chunks][attn_partial(dim)], by absolute chunk
 };
 
+constexpr int kBlock = 64;            // logits of a block, words of 16 Philox calls
+constexpr int kLimits = 8;            // of mass_from
+constexpr int kFrom = 4;              // of sum_exp
+constexpr float kOctaves = 3.0f;      // between them
+constexpr float kHopeless = -22.9f;   // no Gumbel value makes up for more
+
+// Coordinates of noise beside the token id: backends/random.py.
+struct Noise {
+  uint64_t seed;
+  uint32_t choice, index, purpose;
+};
+
+// What a token has to beat: (x - top) * inverse + its noise > bar. Blocks whose maximum is below `least` are passed over.
+struct Hopes {
+  const float* blocks;
+  int64_t count;
+  float top, inverse, bar, least;
+  Noise at;
+};
+
 struct Kernels {
   const char* name;  // "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni_bf16", "amx", "neon", ...
 
@@ -126,10 +146,16 @@ struct Kernels {
   int64_t (*attn_scratch)(int32_t group, int32_t dim);
   void (*attention)(const AttnItem* item);
 
-  // ---- sampling (sampling.inc): one row of V logits
-  void (*argmax)(const float* x, int64_t n, int64_t* id, float* value);                                     // lowest id on ties; a NaN anywhere: the first NaN
-  double (*logsumexp)(const float* x, int64_t n, float max);                                                // max + log(sum exp(x - max)), fixed order
-  void (*gumbel_row)(float* noise, int64_t n, uint64_t seed, uint32_t choice, uint32_t index, uint32_t purpose);  // as backends/random.py
+  // ---- sampling (sampling.inc): one row of n logits, in blocks of kBlock
+  float (*maxima)(const float* x, int64_t n, float* blocks);                                                // of each block; returns the largest of all, or a NaN where there is one
+  double (*sum_exp)(const float* x, int64_t n, float top, float inverse, float* weights, float* from);      // of w = exp((x - top) * inverse), fixed order; not null: weights [n] gets each, from [kFrom] about the sums of w >= 2^-(kOctaves * (j + 1))
+  int64_t (*gather)(const float* x, int64_t n, const float* blocks, float least, float below, int32_t* ids); // ids with least <= x < below, ascending; writes kBlock places more
+  void (*mass_from)(const float* x, const float* weights, int64_t n, const float* limits, double* sums);    // of x >= limits[j], kLimits descending; weights null: 1 each
+  int64_t (*rank_of)(const float* x, int64_t n, int64_t id);                                                // 1: the largest, of equals the first
+  void (*mask_row)(float* dst, const float* x, int64_t n, const uint8_t* mask, int64_t bytes);              // -inf where the bit (id & 7) of byte id / 8 is not set
+  void (*noise_words)(uint32_t* bits, const int32_t* ids, int64_t n, const Noise* at);                      // as backends/random.py
+  int64_t (*next_hopeful)(const Hopes* h, int64_t from, uint32_t* bits);                                    // first block that may hold the winner and its words [kBlock], or h->count
+  int64_t (*hopeful)(const Hopes* h, const float* x, const uint32_t* bits, int64_t n, int32_t* which);      // those of n values and words that may win, by index
 
   // ---- attention in parts
   int64_t (*attn_partial)(int32_t dim);            // floats of one (row, head, chunk)

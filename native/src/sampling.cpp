@@ -1,6 +1,6 @@
 #include "sampling.h"
 
-#include <math.h>
+#include <float.h>
 
 #include <algorithm>
 
@@ -8,14 +8,12 @@ namespace octavo {
 namespace {
 
 // backends/random.py has the meaning of all numbers.
-constexpr uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
-constexpr uint32_t kStep0 = 0x9E3779B9, kStep1 = 0xBB67AE85;
 constexpr uint32_t kUpper = 3037000500u;
-constexpr double kReach = 22.9 - -3.2;  // a candidate further behind cannot win
 constexpr double kSlack = 1e-3;  // of scores: far more than float32 can be wrong where it decides
-constexpr double kColdest = 1e-6;  // temperatures below take the slow way: their inverse is too large for float32
 constexpr float kLn2 = 0.693147180559945309417f, kSqrtHalf = 0.707106781186547524401f;
 constexpr float kSeries[] = {1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3};
+constexpr int64_t kAtOnce = 256;  // candidates whose words are made together
+constexpr int64_t kFew = 8;       // up to a kFew-th of the vocabulary, words are made for each candidate instead of for blocks
 
 float log_of_ratio(float s) {  // log((1 + s) / (1 - s))
   const float square = s * s;
@@ -35,177 +33,132 @@ float log32(float value) {
   return static_cast<float>(exponent) * kLn2 + fraction;
 }
 
-// (logit - top) / temperature, where infinitely likely tokens share the place of the largest.
-struct Scores {
-  const float* logits;
-  double top, temperature;
-  bool infinite;
+// 1 / temperature where float32 holds it; beyond, only what ties with the largest has any weight.
+float inverse_of(double temperature) { return static_cast<float>(std::min(1.0 / temperature, 1e30)); }
 
-  double operator[](int64_t i) const {
-    if (infinite) return logits[i] == HUGE_VALF ? 0.0 : -HUGE_VAL;
-    return (static_cast<double>(logits[i]) - top) / temperature;
+// Infinitely likely tokens share the place of the largest.
+void level(const LogitRow& row, float* out) {
+  for (int64_t i = 0; i < row.n; i++) out[i] = row.x[i] == HUGE_VALF ? 0.0f : -HUGE_VALF;
+}
+
+bool all_infinite(const LogitRow& row) {
+  return std::all_of(row.x, row.x + row.n, [](float v) { return v == HUGE_VALF; });
+}
+
+// The contest for the largest score + noise among candidates; of equals the lowest id wins.
+class Draw {
+ public:
+  Draw(const LogitRow& row, const octavo_sampling& wanted)
+      : row_(row), wanted_(wanted), at_{wanted.seed, wanted.choice, wanted.index, wanted.purpose} {
+    hopes_ = {row.scratch.blocks, row.blocks(), row.top, inverse_of(wanted.temperature), -HUGE_VALF, -FLT_MAX, at_};
+    uint32_t word;
+    const int32_t first = row.top_id();  // always a candidate
+    row.kernels.noise_words(&word, &first, 1, &at_);
+    offer(first, word);
   }
-  bool quick() const { return !infinite && temperature >= kColdest; }  // float32 may sort out the hopeless
-  bool before(int32_t a, int32_t b) const {  // (logit descending, id ascending)
-    const float x = infinite ? static_cast<float>((*this)[a]) : logits[a], y = infinite ? static_cast<float>((*this)[b]) : logits[b];
-    return x != y ? x > y : a < b;
+
+  int32_t run() {
+    contest();
+    return key_ > -HUGE_VAL ? id_ : -1;
   }
-};
 
-struct Best {
-  double key = -HUGE_VAL;
-  int32_t id = -1;
+ private:
+  void contest() {
+    const octavo_sampling& w = wanted_;
+    const int64_t top_k = w.top_k < row_.n ? w.top_k : 0;
+    if (w.top_p < 1.0) return among(keep_top_p(row_, top_k, w.top_p, hopes_.inverse));
+    if (top_k > 0) return among(keep_top_k(row_, top_k));
+    if (w.min_p > 0.0) hopes_.least = lowest(log(w.min_p));
+    among_all({-HUGE_VALF, INT32_MAX});
+  }
 
-  void offer(double candidate, int32_t token_id) {
-    if (candidate > key || (candidate == key && token_id < id)) {
-      key = candidate;
-      id = token_id;
+  // A logit that no score of `least` or more lies below.
+  float lowest(double least) const {
+    const double logit = row_.top + (least - kSlack) * wanted_.temperature;
+    return static_cast<float>(logit - fabs(logit) * 1e-6);
+  }
+
+  void offer(int32_t id, uint32_t word) {
+    const double score = (static_cast<double>(row_.x[id]) - row_.top) / wanted_.temperature;
+    if (wanted_.min_p > 0.0 && !(exp(score) >= wanted_.min_p)) return;
+    const double key = score + static_cast<double>(gumbel(word));
+    if (key < key_ || (key == key_ && id >= id_)) return;
+    key_ = key;
+    id_ = id;
+    hopes_.bar = static_cast<float>(key - kSlack);
+  }
+
+  void among(const Kept& kept) {
+    const int64_t count = kept.count;
+    if (count * kFew > row_.n) return among_all(kept.last);
+    uint32_t words[kAtOnce];
+    float x[kAtOnce];
+    int32_t which[kAtOnce + 1];
+    for (int64_t i = 0; i < count; i += kAtOnce) {
+      const int32_t* ids = row_.scratch.ids + i;
+      const int64_t some = std::min(kAtOnce, count - i);
+      for (int64_t j = 0; j < some; j++) x[j] = row_.x[ids[j]];
+      row_.kernels.noise_words(words, ids, some, &at_);
+      const int64_t left = row_.kernels.hopeful(&hopes_, x, words, some, which);
+      for (int64_t j = 0; j < left; j++) offer(ids[which[j]], words[which[j]]);
     }
   }
+
+  void among_all(const LastKept& last) {
+    uint32_t words[kBlock];
+    int32_t which[kBlock + 1];
+    hopes_.least = std::max(hopes_.least, last.value);
+    const int64_t count = hopes_.count;
+    for (int64_t b = row_.kernels.next_hopeful(&hopes_, 0, words); b < count; b = row_.kernels.next_hopeful(&hopes_, b + 1, words)) {
+      const int64_t first = b * kBlock, some = std::min<int64_t>(kBlock, row_.n - first);
+      const int64_t left = row_.kernels.hopeful(&hopes_, row_.x + first, words, some, which);
+      for (int64_t j = 0; j < left; j++) {
+        const int32_t id = static_cast<int32_t>(first) + which[j];
+        if (last.covers(row_.x[id], id)) offer(id, words[which[j]]);
+      }
+    }
+  }
+
+  const LogitRow& row_;
+  const octavo_sampling& wanted_;
+  const Noise at_;
+  Hopes hopes_{};
+  double key_ = -HUGE_VAL;
+  int32_t id_ = INT32_MAX;
 };
 
-bool any_nan(const float* x, int64_t n) {
-  int64_t count = 0;
-  for (int64_t i = 0; i < n; i++) count += x[i] != x[i];
-  return count > 0;
-}
-
-bool all_infinite(const float* x, int64_t n) {
-  return std::all_of(x, x + n, [](float v) { return v == HUGE_VALF; });
-}
-
-int32_t draw_from_all(const Kernels& kernels, const Scores& scores, int64_t n, const octavo_sampling& w,
-                      const SampleScratch& scratch) {
-  kernels.gumbel_row(scratch.values, n, w.seed, w.choice, w.index, w.purpose);
-  const float* noise = scratch.values;
-  const bool quick = scores.quick();
-  const float top = static_cast<float>(scores.top), inverse = quick ? static_cast<float>(1.0 / w.temperature) : 0.0f;
-  Best best;
-  float bar = -HUGE_VALF;  // nothing below it, in float32, can win
-  for (int64_t i = 0; i < n; i++) {
-    if (quick && (scores.logits[i] - top) * inverse + noise[i] < bar) continue;
-    const double score = scores[i];
-    if (score < -kReach) continue;
-    best.offer(score + static_cast<double>(noise[i]), static_cast<int32_t>(i));
-    bar = static_cast<float>(best.key - kSlack);
-  }
-  return best.id;
-}
-
-// The sum of all weights exp(score): what top_p is a share of when there is no top_k.
-double total_weight(const Kernels& kernels, const Scores& scores, int64_t n, const SampleScratch& scratch) {
-  float* scaled = scratch.values;
-  if (!scores.quick()) {
-    for (int64_t i = 0; i < n; i++) scaled[i] = static_cast<float>(scores[i]);
-    return exp(kernels.logsumexp(scaled, n, 0.0f));
-  }
-  const float inverse = static_cast<float>(1.0 / scores.temperature), top = static_cast<float>(scores.top) * inverse;
-  kernels.scale_mul(scaled, scores.logits, nullptr, inverse, n);
-  return exp(kernels.logsumexp(scaled, n, top) - static_cast<double>(top));
-}
-
-// Ids whose score is at least `least`, into scratch.ids.
-int64_t gather(const Scores& scores, int64_t n, double least, const SampleScratch& scratch) {
-  const bool all = !scores.quick() || least == -HUGE_VAL;
-  const double logit = all ? 0.0 : scores.top + (least - kSlack) * scores.temperature;
-  const float bar = all ? -HUGE_VALF : static_cast<float>(logit - fabs(logit) * 1e-6);
-  int64_t near = 0, count = 0;
-  for (int64_t i = 0; i < n; i++) {
-    scratch.ids[near] = static_cast<int32_t>(i);
-    near += !(scores.logits[i] < bar);
-  }
-  for (int64_t i = 0; i < near; i++) {
-    const double score = scores[scratch.ids[i]];
-    scratch.ids[count] = scratch.ids[i];
-    count += score >= least && score != -HUGE_VAL;
-  }
-  return count;
-}
-
-// Orders the first `wanted` of `count` ids.
-void order(const Scores& scores, int32_t* ids, int64_t count, int64_t wanted) {
-  const auto before = [&](int32_t a, int32_t b) { return scores.before(a, b); };
-  if (wanted < count) std::nth_element(ids, ids + wanted, ids + count, before);
-  std::sort(ids, ids + std::min(wanted, count), before);
-}
-
-// How many of the ordered candidates top_p keeps; -1: all of them and it may be more.
-int64_t nucleus(const Scores& scores, const int32_t* ids, int64_t count, double enough) {
-  double reached = 0.0;
-  for (int64_t i = 0; i < count; i++) {
-    if (i > 0 && reached >= enough) return i;
-    reached += exp(scores[ids[i]]);
-  }
-  return reached >= enough ? count : -1;
-}
-
-int64_t keep_top_k(const Scores& scores, int64_t n, const octavo_sampling& w, const SampleScratch& scratch) {
-  const int64_t found = gather(scores, n, -HUGE_VAL, scratch);
-  const int64_t count = std::min<int64_t>(w.top_k, found);
-  order(scores, scratch.ids, found, count);
-  if (w.top_p >= 1.0) return count;
-  double total = 0.0;
-  for (int64_t i = 0; i < count; i++) total += exp(scores[scratch.ids[i]]);
-  const int64_t kept = nucleus(scores, scratch.ids, count, w.top_p * total);
-  return kept < 0 ? count : kept;
-}
-
-// Less likely tokens than `least` have together at most the weight that top_p leaves out.
-int64_t keep_top_p(const Kernels& kernels, const Scores& scores, int64_t n, const octavo_sampling& w,
-                   const SampleScratch& scratch) {
-  const double enough = w.top_p * total_weight(kernels, scores, n, scratch);
-  const double least = w.top_p > 0.0 ? log((1.0 - w.top_p) / static_cast<double>(n)) - 1e-3 : -1.0;
-  const int64_t found = gather(scores, n, least, scratch);
-  for (int64_t wanted = 256;; wanted *= 8) {
-    const int64_t count = std::min(wanted, found);
-    order(scores, scratch.ids, found, count);
-    const int64_t kept = nucleus(scores, scratch.ids, count, enough);
-    if (kept >= 0) return kept;
-    if (count == found) return found;
-  }
-}
-
-int32_t draw_from_few(const Kernels& kernels, const Scores& scores, int64_t n, const octavo_sampling& w,
-                      const SampleScratch& scratch) {
-  int64_t count;
-  if (w.top_k > 0) {
-    count = keep_top_k(scores, n, w, scratch);
-  } else if (w.top_p < 1.0) {
-    count = keep_top_p(kernels, scores, n, w, scratch);
-  } else {
-    count = gather(scores, n, log(w.min_p) - 1e-9, scratch);
-  }
-  Best best;
-  for (int64_t i = 0; i < count; i++) {
-    const int32_t id = scratch.ids[i];
-    const double score = scores[id];
-    if (exp(score) >= w.min_p) best.offer(score + static_cast<double>(gumbel(noise_bits(w, id))), id);
-  }
-  return best.id;
+int32_t choose(const LogitRow& row, const octavo_sampling& wanted) {
+  if (row.top != row.top || row.top == -HUGE_VALF || (row.top == HUGE_VALF && all_infinite(row))) return -1;
+  if (wanted.temperature == 0.0) return row.top_id();
+  if (row.top != HUGE_VALF) return Draw(row, wanted).run();
+  level(row, row.scratch.values);
+  return Draw(LogitRow(row.kernels, row.scratch.values, row.n, row.scratch), wanted).run();
 }
 
 }  // namespace
 
 void SampleScratch::allocate(Arena* memory, int64_t vocab_size) {
   values = memory->take_array<float>(vocab_size);
-  ids = memory->take_array<int32_t>(vocab_size + 1);  // gather writes one past what it keeps
+  weights = memory->take_array<float>(vocab_size);
+  blocks = memory->take_array<float>(vocab_size / kBlock + 1);
+  ids = memory->take_array<int32_t>(vocab_size + kBlock);
+  marks = memory->take(vocab_size);
 }
 
-uint32_t noise_bits(const octavo_sampling& at, int32_t token_id) {
-  uint32_t c[4] = {static_cast<uint32_t>(token_id) >> 2, at.index, at.choice, at.purpose};
-  uint32_t k0 = static_cast<uint32_t>(at.seed), k1 = static_cast<uint32_t>(at.seed >> 32);
-  for (int round = 0; round < 10; round++) {
-    const uint64_t even = uint64_t{kMultiplier0} * c[0], odd = uint64_t{kMultiplier1} * c[2];
-    const uint32_t first = static_cast<uint32_t>(odd >> 32) ^ c[1] ^ k0;
-    const uint32_t third = static_cast<uint32_t>(even >> 32) ^ c[3] ^ k1;
-    c[0] = first;
-    c[1] = static_cast<uint32_t>(odd);
-    c[2] = third;
-    c[3] = static_cast<uint32_t>(even);
-    k0 += kStep0;
-    k1 += kStep1;
-  }
-  return c[token_id & 3];
+int64_t SampleScratch::bytes(int64_t vocab_size) { return vocab_size * 13 + vocab_size / kBlock * 4 + 4 * kBlock; }
+
+int32_t LogitRow::top_id() const {
+  int64_t b = 0;
+  while (b + 1 < blocks() && scratch.blocks[b] != top) b++;
+  int64_t id = b * kBlock;
+  while (id + 1 < n && x[id] != top) id++;
+  return static_cast<int32_t>(id);
+}
+
+float LogitRow::lowest_block() const {
+  float least = top;
+  for (int64_t b = 0; b < blocks(); b++) least = scratch.blocks[b] == -HUGE_VALF ? least : std::min(least, scratch.blocks[b]);
+  return least;
 }
 
 float gumbel(uint32_t bits) {
@@ -214,23 +167,17 @@ float gumbel(uint32_t bits) {
   return -log32(-log_of_ratio(-distance / (2.0f - distance)));
 }
 
-const char* wrong_sampling(const octavo_sampling& w, int64_t rows) {
-  if (w.row < 0 || w.row >= rows) return "sampling: row out of range";
-  if (!(w.temperature >= 0.0) || !(w.top_p >= 0.0) || !(w.min_p >= 0.0) || w.top_k < 0) return "sampling: not a parameter";
-  return nullptr;
-}
-
 int32_t sample_row(const Kernels& kernels, const float* logits, int64_t n, const octavo_sampling& w,
                    const SampleScratch& scratch) {
-  if (any_nan(logits, n)) return -1;
-  int64_t id;
-  float top;
-  kernels.argmax(logits, n, &id, &top);
-  if (top == -HUGE_VALF || (top == HUGE_VALF && all_infinite(logits, n))) return -1;
-  if (w.temperature == 0.0) return static_cast<int32_t>(id);
-  const Scores scores{logits, static_cast<double>(top), w.temperature, top == HUGE_VALF};
-  const bool all = w.top_k <= 0 && w.top_p >= 1.0 && w.min_p <= 0.0;
-  return all ? draw_from_all(kernels, scores, n, w, scratch) : draw_from_few(kernels, scores, n, w, scratch);
+  if (w.rules != nullptr) apply_rules(kernels, logits, n, w.rules, scratch, scratch.values);
+  const LogitRow row(kernels, w.rules != nullptr ? scratch.values : logits, n, scratch);
+  const int32_t id = choose(row, w);
+  if (w.logprobs == nullptr || id < 0) return id;
+  w.logprobs->row = w.row;
+  w.logprobs->token = id;
+  const bool same = row.x == logits && row.top != HUGE_VALF;  // scratch.blocks are still this row's
+  fill_logprobs(same ? row : LogitRow(kernels, logits, n, scratch), w.logprobs);
+  return id;
 }
 
 }  // namespace octavo

@@ -40,7 +40,7 @@ const char* Program::wrong_step(const octavo_step& step) const {
     if (step.rows[r] < 0 || step.rows[r] >= step.tokens) return "a logit row is out of range";
   }
   for (int32_t i = 0; i < step.samples; i++) {
-    if (const char* wrong = wrong_sampling(step.sampling[i], step.logit_rows)) return wrong;
+    if (const char* wrong = wrong_sampling(step.sampling[i], step.logit_rows, limits_.vocab_size)) return wrong;
   }
   return nullptr;
 }

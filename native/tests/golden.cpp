@@ -103,14 +103,24 @@ void rows(const Kernels* k, Entries* out) {
 
 void sampling(const Kernels* k, Entries* out) {
   const int64_t n = 5000;
-  auto noise = floats(n);
-  k->gumbel_row(noise.data(), n, 0x123456789abcdefu, 7, 11, 1);
-  (*out)["gumbel"].hash = hash_of(noise.data(), n * 4);
-  int64_t id = -1;
-  float value = 0;
-  k->argmax(noise.data(), n, &id, &value);
-  (*out)["argmax"].hash = hash_of(&id, 8);
-  (*out)["logsumexp"] = {"", {float(k->logsumexp(noise.data(), n, value))}, 1e-6};
+  std::vector<int32_t> ids(static_cast<size_t>(n + octavo::kBlock));
+  std::vector<uint32_t> words(static_cast<size_t>(n));
+  auto x = floats(n), blocks = floats(n / octavo::kBlock + 1), masked = floats(n);
+  for (int32_t i = 0; i < n; i++) ids[size_t(i)] = i;
+  const octavo::Noise at{0x123456789abcdefu, 7, 11, 1};
+  k->noise_words(words.data(), ids.data(), n, &at);
+  (*out)["words"].hash = hash_of(words.data(), n * 4);
+  Random random(400);
+  random.fill(x, 9);
+  const float top = k->maxima(x.data(), n, blocks.data());
+  (*out)["maxima"].hash = hash_of(blocks.data(), (n / octavo::kBlock + 1) * 4);
+  const int64_t found = k->gather(x.data(), n, blocks.data(), 7.5f, 8.5f, ids.data());
+  (*out)["gather"].hash = hash_of(ids.data(), found * 4);
+  const int64_t rank = k->rank_of(x.data(), n, 77);
+  (*out)["rank"].hash = hash_of(&rank, 8);
+  k->mask_row(masked.data(), x.data(), n, reinterpret_cast<const uint8_t*>(words.data()), n / 8 - 3);
+  (*out)["mask"].hash = hash_of(masked.data(), n * 4);
+  (*out)["sum_exp"] = {"", {float(k->sum_exp(x.data(), n, top, 0.8f, nullptr, nullptr))}, 1e-6};
 }
 
 Entries compute(const Kernels* k) {

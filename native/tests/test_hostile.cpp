@@ -336,7 +336,7 @@ void test_draws(Tried* tried) {
   for (const Number field : {&octavo_sampling::temperature, &octavo_sampling::top_p, &octavo_sampling::min_p})
     for (const double value : numbers)
       for (const int32_t top_k : {0, 1, 50, kMost32}) {
-        octavo_sampling s{1, top_k, 1, top_k == 1 ? 0.5 : 1, 0, 5, 6, 7, 8, 9};
+        octavo_sampling s{1, top_k, 1, top_k == 1 ? 0.5 : 1, 0, 5, 6, 7, 8, 9, nullptr, nullptr};
         s.*field = value;
         int32_t id = -7;
         const int32_t status = octavo_sample(tried->engine(), logits.data(), rows, stride, kVocab, &s, 1, &id);
@@ -350,7 +350,7 @@ void test_draws(Tried* tried) {
         step.sampling[2] = s;
         tried->run(step.record(), value < 0 || value != value);
       }
-  octavo_sampling s{0, 0, 1, 1, 0, 5, 6, 7, 8, 9};
+  octavo_sampling s{0, 0, 1, 1, 0, 5, 6, 7, 8, 9, nullptr, nullptr};
   int32_t id = -7;
   for (const int32_t row : {kLeast32, -1, 3, kMost32}) {
     octavo_sampling other = s;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from octavo.core.errors import InvariantBroken
 from octavo.core.params import SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.engine.schema import SCHEMA_NAMES, load_schema
-from octavo.engine.slots import Slot, count
+from octavo.engine.slots import Slot
 
 PROMPT = (4, 5, 5, 6)
 
@@ -44,7 +45,7 @@ def test_tokens_and_counts_depend_on_positions_not_on_how_often_they_are_sent(
         if twice:
             slot.update(row)
         assert slot.tokens == known
-        assert slot.output_counts == count(known[len(PROMPT) :])
+        assert slot.output_counts == Counter(known[len(PROMPT) :])
         assert slot.prompt_counts == {4: 1, 5: 2, 6: 1}
 
 
@@ -126,8 +127,8 @@ def test_the_sampler_gets_each_row_s_own_parameters_noise_coordinates_and_counts
             known = before.get((row.seed, row.choice), [])
             assert row.params is params[row.seed]
             assert row.output_index == len(known)
-            assert row.output_counts == count(known)
-            assert row.prompt_counts == count((*PROMPT, row.seed))
+            assert row.output_counts == Counter(known)
+            assert row.prompt_counts == Counter((*PROMPT, row.seed))
     assert sorted(outputs) == [(3, 0), (3, 1), (8, 0), (8, 1)]
     assert all(len(tokens) == 4 for tokens in outputs.values())
 

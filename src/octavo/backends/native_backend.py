@@ -17,18 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends import native_lib as lib
-from octavo.backends import numpy_sampling
 from octavo.backends.capture import capture
 from octavo.backends.native_codes import CodeArrays, StoredCodes, StoredRows, code_arrays
 from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
 from octavo.backends.native_lower import lower
 from octavo.backends.native_pages import NativeKVPool, page_bytes
-from octavo.backends.native_program import NativeProgram, StepLimits, fill_sampling
+from octavo.backends.native_program import NativeProgram, StepLimits
 from octavo.backends.native_records import MatrixSpec, VectorSpec, WeightSpec
+from octavo.backends.native_rows import LogitRows, RowRecords
+from octavo.backends.native_sampling import Drawn, SamplingOps
 from octavo.backends.native_steps import StepArrays
 from octavo.backends.ops import ForwardBatch, SamplingRow
-from octavo.backends.sampling import is_plain, refuse_undrawable
-from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.kv_groups import KVGroup
 
@@ -117,7 +116,7 @@ class NativeEngine:
         return values
 
 
-class NativeBackend:
+class NativeBackend(SamplingOps):
     """Packs, pages, batches and samples for compiled models. One engine of the library stands behind each instance.
 
     Raises BackendUnavailable without the library, InvalidInput for an instruction set that this CPU lacks.
@@ -128,7 +127,6 @@ class NativeBackend:
     def __init__(self, isa: str = "", threads: int = 0) -> None:
         self._lib = lib.library()
         self.engine = NativeEngine(isa, threads)
-        self._drawn: tuple[Any, list[int]] = (None, [])
 
     @property
     def numerics_name(self) -> str:
@@ -201,50 +199,17 @@ class NativeBackend:
         """Slot source to slot target, in order."""
         kv.move_slots(moves)
 
-    def select_rows(self, x: Floats, batch: ForwardBatch) -> Floats:
-        """Rows batch.logit_rows."""
-        return x.take(batch.logit_rows, axis=0)
+    def select_rows(self, x: Any, batch: ForwardBatch) -> LogitRows:
+        """Rows batch.logit_rows, where they lie."""
+        return x.take(batch.logit_rows) if isinstance(x, LogitRows) else LogitRows(x, batch.logit_rows)
 
     def to_lists(self, x: Any) -> Any:
         """Plain nested lists."""
-        return x.tolist() if isinstance(x, np.ndarray) else x
+        return np.asarray(x).tolist() if isinstance(x, (np.ndarray, LogitRows)) else x
 
     def to_numpy(self, x: Any) -> NDArray[Any]:
         """The value as an array."""
         return np.asarray(x)
-
-    # ---- sampling
-
-    def process_logits(self, logits: Floats, rows: Sequence[SamplingRow]) -> Floats:
-        """New logits after bias, bans and penalties; the input itself when no row asks for any."""
-        return numpy_sampling.process_logits(logits, rows)
-
-    def sample(self, logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
-        """One id per row, drawn during the step where it was asked then. Raises RowError naming undrawable rows."""
-        if self._drawn[0] is logits and len(rows) == len(self._drawn[1]):
-            ids = self._drawn[1]
-        else:
-            ids = self._draw(logits, rows)
-        refuse_undrawable([None if i < 0 else i for i in ids])
-        return ids
-
-    def _draw(self, logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
-        if not rows:
-            return []
-        if logits.strides[1] != 4 or logits.strides[0] % 4 or logits.strides[0] < 4 * logits.shape[1]:
-            logits = np.ascontiguousarray(logits)
-        records, ids = (lib.Sampling * len(rows))(), np.empty(len(rows), np.int32)
-        fill_sampling(records, rows)
-        stride = logits.strides[0] // 4 if len(logits) > 1 else logits.shape[1]
-        size = (logits.ctypes.data, len(logits), stride, logits.shape[1])
-        lib.check(self._lib.octavo_sample(self.engine.handle, *size, records, len(rows), ids.ctypes.data), "sampling")
-        return ids.tolist()
-
-    def logprobs(
-        self, logits: Floats, ids: Sequence[int], k: Sequence[int], chosen: Sequence[Sequence[int]]
-    ) -> list[TokenLogprobs]:
-        """Logprobs of ids[r], of the k[r] most likely and of chosen[r], from raw logits."""
-        return [numpy_sampling.logprobs_row(*row) for row in zip(logits, ids, k, chosen, strict=True)]
 
 
 class NativeModel:
@@ -331,13 +296,13 @@ class NativeModel:
 
     def forward(self, ops: Any, w: Any, batch: ForwardBatch) -> Floats:
         """Logits [R, V] of the rows `batch.logit_rows`; with `batch.sampling`, draws them in the same call."""
-        rows = batch.sampling if all(map(is_plain, batch.sampling)) else ()
-        logits, drawn = self._program(batch).run(batch, rows)
-        self.backend._drawn = (logits if rows else None, drawn)
+        asked = RowRecords(batch.sampling, logprobs=True)
+        logits, ids = self._program(batch).run_rows(batch, asked)
+        self.backend._drawn = Drawn(logits, ids, batch.sampling, asked.logprobs)
         return logits
 
     def draw(self, batch: ForwardBatch) -> list[int]:
-        """The ids that `batch.draws` asks for, from logits as they are; -1 where none can be drawn."""
+        """The ids that `batch.draws` asks for; -1 where none can be drawn."""
         return self._program(batch).draw(batch)
 
     def _program(self, batch: ForwardBatch) -> NativeProgram:

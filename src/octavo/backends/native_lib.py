@@ -14,7 +14,7 @@ from octavo.core.errors import InvalidInput
 
 __all__ = ["FORMATS", "KV_TYPES", "BackendUnavailable", "library", "library_path"]
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 NONE = -1
 ROWS_T, ROWS_R = 0, 1
 EPI_STORE, EPI_ADD, EPI_SILU_MUL, EPI_GELU_MUL = range(4)
@@ -87,13 +87,34 @@ class ProgramSpec(c.Structure):
     )
 
 
+class Rules(c.Structure):
+    """octavo_rules."""
+
+    _fields_ = (
+        *((name, _P) for name in ("bias_ids", "bias", "banned", "allowed")),
+        *(("mask", c.c_char_p), ("prompt", _P), ("output", _P), ("allowed_bytes", _I64), ("mask_bytes", _I64)),
+        *((name, _I32) for name in ("num_bias", "num_banned", "num_prompt", "num_output")),
+        *((name, _F64) for name in ("repetition", "frequency", "presence")),
+    )
+
+
+class Logprobs(c.Structure):
+    """octavo_logprobs."""
+
+    _fields_ = (
+        *((name, _I32) for name in ("row", "token", "top", "chosen")),
+        *((name, _P) for name in ("chosen_ids", "top_ids", "values")),
+        *(("rank", _I64), ("found", _I32), ("reserved", _I32)),
+    )
+
+
 class Sampling(c.Structure):
     """octavo_sampling."""
 
     _fields_ = (
         *(("row", _I32), ("top_k", _I32), ("temperature", _F64), ("top_p", _F64), ("min_p", _F64)),
         *(("seed", c.c_uint64), ("choice", c.c_uint32), ("index", c.c_uint32)),
-        *(("purpose", c.c_uint32), ("reserved", c.c_uint32)),
+        *(("purpose", c.c_uint32), ("reserved", c.c_uint32), ("rules", _P), ("logprobs", _P)),
     )
 
 
@@ -141,6 +162,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_run_timed": (_I32, (_P, c.POINTER(Step), _P)),
     "octavo_logits": (_P, (_P, c.POINTER(_I64))),
     "octavo_sample": (_I32, (_P, _P, _I64, _I64, _I64, c.POINTER(Sampling), _I32, _P)),
+    "octavo_process": (_I32, (_P, _P, _I64, _I64, _I64, c.POINTER(Sampling), _I32, _P)),
+    "octavo_logprobs_of": (_I32, (_P, _P, _I64, _I64, _I64, c.POINTER(Logprobs), _I32)),
     "octavo_allocations": (_I64, ()),
     "octavo_measure_read": (_F64, (_P, _I32, _I64, _I32)),
     "octavo_measure_dots": (_F64, (_P, _I32, _I32, _I64, _I32)),

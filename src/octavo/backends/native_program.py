@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from octavo.backends import native_lib as lib
 from octavo.backends.native_pages import NativeKVPool
 from octavo.backends.native_records import Lowered, NativeOp, WeightSpec
+from octavo.backends.native_rows import RowRecords
 from octavo.backends.ops import ForwardBatch, SamplingRow
 from octavo.core.errors import InvalidInput
 
@@ -57,7 +58,6 @@ class NativeProgram:
         lib.close_with(self, self._lib.octavo_program_close, self.handle)
         self._num_ops = len(lowered.ops)
         self._step = lib.Step(size=ctypes.sizeof(lib.Step))
-        self._sampling = (lib.Sampling * limits.max_sequences)()
         self._sampled = np.empty(limits.max_sequences, np.int32)
         self._step.sampled = self._sampled.ctypes.data
         self._kept: ForwardBatch | None = None  # whose sizes and addresses are in `_step`
@@ -84,13 +84,15 @@ class NativeProgram:
 
         Raises InvalidInput for a step outside the limits or with indices outside their arrays.
         """
+        return self.run_rows(batch, RowRecords(rows))
+
+    def run_rows(self, batch: ForwardBatch, asked: RowRecords) -> tuple[Floats, list[int]]:
+        """`run`, drawing as `asked`, which has the logprobs thereafter."""
         step = self._step
         self._fill(batch)
-        if rows:
-            fill_sampling(self._sampling, rows)
-            step.samples, step.sampling = len(rows), ctypes.addressof(self._sampling)
+        step.samples, step.sampling = len(asked.records), ctypes.addressof(asked.records)
         lib.check(self._lib.octavo_run(self.handle, step), "step")
-        return self._logits(step.logit_rows), self._sampled[: len(rows)].tolist()
+        return self._logits(step.logit_rows), self._sampled[: step.samples].tolist()
 
     def draw(self, batch: ForwardBatch) -> list[int]:
         """The ids drawn for `batch.draws`; -1: none. A batch with `kept` in its cache is read where it lay before."""
@@ -123,21 +125,6 @@ class NativeProgram:
             memory = (ctypes.c_float * (self.limits.logit_rows * stride.value)).from_address(address)
             self._seen = address, np.ctypeslib.as_array(memory).reshape(-1, stride.value)[:, : self.vocab_size]
         return self._seen[1][:rows]
-
-
-def fill_sampling(records: Any, rows: Sequence[SamplingRow]) -> None:
-    """`rows` as octavo_sampling records, row i of the logits each."""
-    for at, wanted in enumerate(rows):
-        records[at] = sampling_record(at, wanted)
-
-
-def sampling_record(row: int, wanted: SamplingRow) -> tuple[float, ...]:
-    """The octavo_sampling record of a draw from one row of the logits."""
-    p = wanted.params
-    return (
-        *(row, max(0, p.top_k), p.temperature, p.top_p, p.min_p, wanted.seed & (1 << 64) - 1),
-        *(wanted.choice & 0xFFFFFFFF, wanted.output_index & 0xFFFFFFFF, wanted.purpose & 0xFFFFFFFF, 0),
-    )
 
 
 def _spec(

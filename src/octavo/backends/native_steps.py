@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends import native_lib as lib
 from octavo.backends.native_pages import NativeKVPool, PageTables
-from octavo.backends.native_program import sampling_record
+from octavo.backends.native_slots import SlotSampling
 from octavo.backends.ops import ForwardBatch, SamplingRow
-
-RECORD = np.dtype(lib.Sampling)
+from octavo.core.batch import TokenLogprobs
 
 
 class StepArrays:
@@ -25,24 +23,28 @@ class StepArrays:
 
     def __init__(self, num_groups: int, slots: int = 64) -> None:
         self.tables = PageTables(num_groups)
-        self._sampling = np.zeros(slots, RECORD)
+        self._sampling = SlotSampling(slots)
         self._decodes: ForwardBatch | None = None
         self._slots: Sequence[int] = ()  # of `_decodes`
 
     def enter(self, slot: int, wanted: SamplingRow) -> None:
         """A new sequence takes the slot: it has no page yet, and samples as `wanted` says."""
         self.tables.clear(slot)
-        if slot >= len(self._sampling):
-            self._sampling = np.concatenate([self._sampling, np.zeros(slot + 1, RECORD)])
-        self._sampling[slot] = sampling_record(0, wanted)
+        self._sampling.place(slot, wanted)
         self._slots = ()
+
+    def refresh(self, slot: int, wanted: SamplingRow) -> None:
+        """Before a step in which the slot's counts, mask or banned ids are other ones than when it was last told."""
+        if self._sampling.refresh(slot, wanted):
+            self._slots = ()
+
+    def logprobs(self, slot: int) -> TokenLogprobs:
+        """Those of the token that the last step drew for a slot whose parameters ask for them."""
+        return self._sampling.logprobs(slot)
 
     def draws(self, slots: Sequence[int], output_indices: Sequence[int]) -> NDArray[Any]:
         """Records [R]: from row r of the logits, output token `output_indices[r]` of the sequence in `slots[r]`."""
-        records = self._sampling[np.asarray(slots, np.int64)]
-        records["row"] = np.arange(len(records))
-        records["index"] = output_indices
-        return records
+        return self._sampling.draws(slots, output_indices)
 
     def decodes(
         self,

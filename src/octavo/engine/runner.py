@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,7 +81,7 @@ class ModelRunner:
         self.kv_pool = kv_pool
         self.num_groups = num_groups
         self._slots: dict[int, Slot] = {}
-        self._altered: dict[int, Slot] = {}  # those whose first tokens, or all, are drawn from changed logits
+        self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
         # what a backend reads where it lies, by slot: page tables, sampling parameters, arrays of plain decodes
         self._arrays: Any = backend.step_arrays(num_groups) if hasattr(backend, "step_arrays") else None
 
@@ -89,7 +89,7 @@ class ModelRunner:
         """Run one step. Raises ``RowError`` or whatever the model raises; nothing is committed here."""
         for slot in decision.freed_slots:
             self._slots.pop(slot, None)
-            self._altered.pop(slot, None)
+            self._changing.pop(slot, None)
         if decision.copies:
             self.backend.copy_pages(self.kv_pool, [(copy.source, copy.target) for copy in decision.copies])
         if not decision.rows:
@@ -101,17 +101,18 @@ class ModelRunner:
     # -- one call for everything: the backend draws as it computes
 
     def _draw(self, rows: StepRows) -> Sequence[RowResult] | None:
-        """The results of a step that only draws from logits as they are; None if more is asked, or a draw fails.
+        """The results of a step that draws tokens, with their logprobs; None if more is asked, or a draw fails.
 
         Then the step runs again in the general way: what it writes is the same.
         """
         if self._arrays is None:
             return None
         slots = [self._slot(row) for row in rows.others]
-        if not self._draws_plainly(rows, slots):
+        if any(row.flags.prompt_logprobs >= 0 for row in rows.others):
             return None
         for index, deltas in rows.page_deltas.items():
             self._place(rows.slots[index], deltas)
+        self._follow(rows, slots)
         if rows.others:
             batch = self._mixed_batch(rows)
         else:
@@ -120,14 +121,29 @@ class ModelRunner:
         if min(ids, default=0) < 0:
             return None
         rest = iter(ids[len(rows.slots) :])
-        others = [RowResult((next(rest),)) if row.flags.sample else RowResult() for row in rows.others]
-        return DrawnRows(ids[: len(rows.slots)], others)
+        return DrawnRows(ids[: len(rows.slots)], [self._drawn_row(row, rest) for row in rows.others])
 
-    def _draws_plainly(self, rows: StepRows, slots: Sequence[Slot]) -> bool:
-        for place, slot in enumerate(rows.slots if self._altered else ()):
-            if slot in self._altered and rows.output_indices[place] < self._altered[slot].plain_from:
-                return False
-        return all(_is_drawn(row, slot) for row, slot in zip(rows.others, slots, strict=True))
+    def _drawn_row(self, row: ScheduledRow, ids: Iterator[int]) -> RowResult:
+        if not row.flags.sample:
+            return RowResult()
+        found = (self._arrays.logprobs(row.slot),) if _wants_logprobs(row) else ()
+        return RowResult((next(ids),), found)
+
+    def _follow(self, rows: StepRows, slots: Sequence[Slot]) -> None:
+        """Tell the backend of the step's tokens where counts or banned ids depend on them."""
+        for place, number in enumerate(rows.slots if self._changing else ()):
+            slot = self._changing.get(number)
+            if slot is None:
+                continue
+            slot.follow(rows.starts[place], (rows.token_ids[place],), rows.starts[place] + 1)
+            self._refresh(number, slot, rows.choices[place], rows.output_indices[place])
+        for row, slot in zip(rows.others, slots, strict=True):
+            if row.flags.sample:
+                self._refresh(row.slot, slot, row.choice, row.output_index)
+
+    def _refresh(self, number: int, slot: Slot, choice: int, output_index: int) -> None:
+        if output_index < slot.changes_until:
+            self._arrays.refresh(number, slot.sampling_row(choice, output_index))
 
     def _mixed_batch(self, rows: StepRows) -> ForwardBatch:
         """Plain decodes, then the others, whose last tokens are sampled where they ask for it."""
@@ -191,9 +207,9 @@ class ModelRunner:
 
     def _fill_slot(self, row: ScheduledRow, init: SlotInit) -> None:
         slot = self._slots[row.slot] = Slot(init, self.num_groups)
-        self._altered.pop(row.slot, None)
-        if slot.plain_from:
-            self._altered[row.slot] = slot
+        self._changing.pop(row.slot, None)
+        if slot.changes_until:
+            self._changing[row.slot] = slot
         if self._arrays is not None:
             self._arrays.enter(row.slot, slot.sampling_row(row.choice, row.output_index))
 
@@ -314,10 +330,3 @@ def _wanted(rows: Sequence[ScheduledRow], slots: Sequence[Slot]) -> _Wanted:
             wanted.sampled.append((len(wanted.logit_rows), index))
             wanted.logit_rows.append(first - 1)
     return wanted
-
-
-def _is_drawn(row: ScheduledRow, slot: Slot) -> bool:
-    """True if all that is asked of the row is a token drawn from its logits as they are, or nothing."""
-    flags = row.flags
-    asks = flags.logprobs >= 0 or flags.logprob_ids or flags.prompt_logprobs >= 0
-    return not asks and (not flags.sample or row.output_index >= slot.plain_from)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from octavo.backends.counts import TokenCounts
 from octavo.backends.ops import SamplingRow
-from octavo.backends.sampling import has_penalties, is_plain
+from octavo.backends.sampling import has_penalties
 from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit
 from octavo.core.errors import InvariantBroken
 
@@ -27,26 +28,27 @@ class Slot:
         self.tokens = list(init.token_ids)
         self.pages: list[list[int]] = [[] for _ in range(num_groups)]
         self.follows = has_penalties(init.params)
-        self.prompt_counts = count(self.tokens[: init.num_prompt_tokens]) if self.follows else {}
-        self.output_counts = count(self.tokens[init.num_prompt_tokens :]) if self.follows else {}
+        known = self.tokens if self.follows else []
+        self.prompt_counts = TokenCounts(known[: init.num_prompt_tokens])
+        self.output_counts = TokenCounts(known[init.num_prompt_tokens :])
         self.end_ids = init.params.stop_token_ids + (() if init.params.ignore_eos else init.eos_token_ids)
-        self.plain_from = self._plain_from()
-
-    def _plain_from(self) -> int:
-        """The output index from which tokens are drawn from the model's logits as they are."""
-        if not is_plain(SamplingRow(self.params, self.seed)):
-            return sys.maxsize
-        return self.params.min_tokens if self.end_ids else 0
+        # below this output index, what is done to the logits may be other than at the index before
+        fixed_from = init.params.min_tokens + 1 if init.params.min_tokens and self.end_ids else 0
+        self.changes_until = sys.maxsize if self.follows else fixed_from
 
     def update(self, row: ScheduledRow) -> None:
         """Take a row's tokens, if they are followed. Raises ``InvariantBroken`` if they leave a gap."""
+        self.follow(row.start, row.token_ids, row.num_tokens)
+
+    def follow(self, start: int, token_ids: Sequence[int], num_tokens: int) -> None:
+        """``update`` with the row's fields."""
         if not self.follows:
             return
-        if row.start > len(self.tokens):
-            raise InvariantBroken(f"slot {row.slot} holds {len(self.tokens)} tokens; its row starts at {row.start}")
-        for position, token in enumerate(row.token_ids, row.start):
+        if start > len(self.tokens):
+            raise InvariantBroken(f"the slot holds {len(self.tokens)} tokens; its row starts at {start}")
+        for position, token in enumerate(token_ids, start):
             self._put(position, token)
-        self._truncate(row.num_tokens)
+        self._truncate(num_tokens)
 
     def place(self, delta: PageTableDelta) -> None:
         """Change a page table. Raises ``InvariantBroken`` if that leaves a gap."""
@@ -74,19 +76,8 @@ class Slot:
             self._truncate(position)
         self.tokens.append(token)
         if position >= self.num_prompt_tokens:
-            self.output_counts[token] = self.output_counts.get(token, 0) + 1
+            self.output_counts.add(token)
 
     def _truncate(self, length: int) -> None:
         while len(self.tokens) > max(length, self.num_prompt_tokens):
-            token = self.tokens.pop()
-            self.output_counts[token] -= 1
-            if not self.output_counts[token]:
-                del self.output_counts[token]
-
-
-def count(token_ids: Sequence[int]) -> dict[int, int]:
-    """How often each token occurs."""
-    counts: dict[int, int] = {}
-    for token in token_ids:
-        counts[token] = counts.get(token, 0) + 1
-    return counts
+            self.output_counts.remove(self.tokens.pop())
