@@ -56,7 +56,8 @@ def test_quantize_writes_a_folder_that_runs(octavo: Any, folder: Path, tmp_path:
     text.write_text("The first and the last. " * 8)
     flags = ("--to", "w4g32", "--method", method, "--out", out, "--text", text, "--max-tokens", 120)
     code, shown, _ = octavo("quantize", folder, *flags)
-    assert code == 0 and "KL " in shown and "perplexity " in shown and "w4g32 by " + method in shown
+    assert code == 0
+    assert all(word in shown for word in ("KL ", "tok/s as bf16 before", "perplexity ", "w4g32 by " + method))
     assert sorted(path.name for path in out.iterdir()) == [
         *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     ]
@@ -71,6 +72,8 @@ def test_quantize_says_the_numbers_as_json(octavo: Any, folder: Path, tmp_path: 
     value = json.loads(shown)
     assert value["bytes_after"] == (tmp_path / "out" / "model.safetensors").stat().st_size < value["bytes_before"]
     assert len(value["matrices"]) == 14 and 0 < value["kl_mean"] < 0.1 and value["positions"] == 60
+    assert [speed["format"] for speed in value["speeds"]] == ["bf16", "w8g64"]
+    assert all(speed["decode"] > 0 and speed["prefill"] > 0 for speed in value["speeds"])
 
 
 @pytest.mark.parametrize(

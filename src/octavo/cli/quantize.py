@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.cli.speed import Speed, measure_speeds
 from octavo.core.errors import InvalidInput
 from octavo.engine.memory import show_size
 from octavo.weights.quant.job import MatrixReport, Plan, QuantizeJob
@@ -19,6 +20,7 @@ from octavo.weights.quant.targets import find_target
 __all__ = ["QuantizeOptions", "run_quantize"]
 
 _WINDOW = 256  # tokens of one sequence
+_BEFORE = "bf16"  # what the speed is compared with
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def run_quantize(options: QuantizeOptions) -> None:
         job.run(looked_at if plan.needs_inputs else [])
         job.companions(path)
         result = _measure(job, source, options.out, measured, bar("measuring", 2 * len(job.shapes)))
-    _show(options, job, result)
+    _show(options, job, result, measure_speeds([(path, _BEFORE), (options.out, plan.target.name)]))
 
 
 def _text(path: Path | None, builtin: str) -> str:
@@ -116,7 +118,7 @@ def _progress() -> Iterator[Callable[[str, int], Callable[[str], None]]]:
 # ---- what is printed
 
 
-def _show(options: QuantizeOptions, job: QuantizeJob, result: Comparison) -> None:
+def _show(options: QuantizeOptions, job: QuantizeJob, result: Comparison, speeds: list[Speed] | None) -> None:
     after = job.file.size
     if options.as_json:
         value = {
@@ -124,6 +126,7 @@ def _show(options: QuantizeOptions, job: QuantizeJob, result: Comparison) -> Non
             "method": job.plan.method,
             "bytes_before": job.bytes_before,
             "bytes_after": after,
+            "speeds": None if speeds is None else [asdict(speed) for speed in speeds],
             **asdict(result),
             "matrices": [asdict(report) for report in job.reports],
         }
@@ -133,9 +136,18 @@ def _show(options: QuantizeOptions, job: QuantizeJob, result: Comparison) -> Non
     _show_notes(job)
     print(f"\n{options.out}: {job.plan.target.name} by {job.plan.method}")
     print(f"bytes       {show_size(job.bytes_before)} before, {show_size(after)} after")
+    print(f"speed       {_speed(speeds)}")
     print(f"KL          {result.kl_mean:.5f} nats a token (largest {result.kl_max:.3f}), {result.positions} tokens")
     print(f"perplexity  {result.perplexity_before:.3f} before, {result.perplexity_after:.3f} after")
     print(f"top token   the same in {100 * result.same_top:.1f}%")
+
+
+def _speed(speeds: list[Speed] | None) -> str:
+    if speeds is None:
+        return "not measured: the native backend is not here (octavo doctor tells why)"
+    before, after = speeds
+    times = f"{before.decode:.0f} tok/s as {before.format} before, {after.decode:.0f} after ({after.format})"
+    return f"{times}; prompts {before.prefill:.0f} and {after.prefill:.0f} tok/s"
 
 
 def _show_layers(reports: Sequence[MatrixReport]) -> None:
