@@ -105,6 +105,7 @@ def test_steps_outside_the_limits_are_refused() -> None:
         loaded.model.forward(loaded.ops, {}, loaded.ops.batch(ids, positions, lens, [table], pool, **more))
 
     step([1, 2], [30, 31], [2], [[-1, 3]])  # the first page is behind the window
+    step([1], [23], [1], [[-1, 3]])  # by one position: 16 .. 23 are seen
     wrong: list[tuple[str, Callable[[], None]]] = [
         ("tokens", lambda: step([1] * 25, list(range(25)), [25], [[0, 1]])),
         ("sequences", lambda: step([1] * 3, [0] * 3, [1] * 3, [[0], [1], [2]])),
@@ -118,7 +119,8 @@ def test_steps_outside_the_limits_are_refused() -> None:
         ("no token", lambda: step([1], [0], [1, 0], [[0], [1]])),
         ("too short", lambda: step([1], [17], [1], [[0]])),
         ("page", lambda: step([1], [0], [1], [[4]])),
-        ("page", lambda: step([1], [16], [1], [[-1, 0]])),  # position 9 .. 16 are seen
+        ("page", lambda: step([1], [16], [1], [[-1, 0]])),  # positions 9 .. 16 are seen
+        ("page", lambda: step([1], [22], [1], [[-1, 0]])),  # positions 15 .. 22 are seen
     ]
     for reason, call in wrong:
         with pytest.raises(InvalidInput, match=reason):
