@@ -1,5 +1,5 @@
 // Products of SmolLM2-135M's shapes by one thread, weights streamed from memory: GOP/s, and the share of the dot rate that the
-// same thread reaches with nothing but dots (GB/s and the share of the read rate for one row). Timed in thread CPU time, best of
+// same thread reaches with nothing but dots (up to 8 rows GB/s and the share of the read rate). Timed in thread CPU time, best of
 // a few, so that a shared core disturbs little.
 //   bench_gemm [table [format [milliseconds a point]]]
 #include <time.h>
@@ -17,7 +17,7 @@ using namespace octavo;
 static const char* const NAMES[] = {"fp32", "bf16", "w8g64", "w8pc", "w4g32", "w4g64", "w4g128", "w4a16g32", "w4a16g64", "w4a16g128"};
 struct Shape { const char* name; int64_t n, k; bool gated; };
 static const Shape SHAPES[] = {{"qkv", 960, 576, false}, {"o", 576, 576, false}, {"gateup", 3072, 576, true}, {"down", 576, 1536, false}, {"head", 49152, 576, false}};
-static const int64_t ROWS[] = {1, 4, 8, 16, 64, 512};
+static const int64_t ROWS[] = {1, 8, 16, 32, 64, 256};
 
 static double now() { timespec t; clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec; }
 static double best_of(int times, const std::function<void()>& f) {
@@ -36,28 +36,12 @@ static uint8_t* arena(int64_t bytes) {
   return p;
 }
 
-#if defined(__x86_64__)
-#define D1(op, d) op " %%zmm30,%%zmm31,%%zmm" #d "\n\t"
-#define D12(op) D1(op, 0) D1(op, 1) D1(op, 2) D1(op, 3) D1(op, 4) D1(op, 5) D1(op, 6) D1(op, 7) D1(op, 8) D1(op, 9) D1(op, 10) D1(op, 11)
-#define DOTS(op) asm volatile("vpxord %%zmm30,%%zmm30,%%zmm30\n\tvpxord %%zmm31,%%zmm31,%%zmm31\n1:\n\t" D12(op) "dec %0\n\tjnz 1b\n\t" : "+r"(n)::"cc", \
-  "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", "zmm10", "zmm11", "zmm30", "zmm31")
-__attribute__((target("avx512f,avx512vl"))) static void dots(int bytes, long n) {
-  if (bytes == 4) DOTS("vfmadd231ps");
-  else if (bytes == 2) DOTS("vdpbf16ps");
-  else DOTS("vpdpbusd");
-}
-#endif
-
-// Operations a second (multiply and add counted) of the dot that a format's kernel uses in the widest tables; 0: not measured.
-static double peak(const char* table, int fmt) {
-#if defined(__x86_64__)
-  if (strcmp(table, "avx512_vnni_bf16") && strcmp(table, "amx")) return 0;
-  const long rounds = 100000;
-  int bytes = fmt == FMT_FP32 ? 4 : fmt == FMT_BF16 || fmt >= FMT_W4A16G32 ? 2 : 1;
-  return 128.0 / bytes * 12 * rounds / best_of(5, [&] { dots(bytes, rounds); });
-#else
-  return (void)table, (void)fmt, 0;
-#endif
+// Operations a second (multiply and add counted) of the dot that a format's kernel uses; 0: unknown.
+static double peak(const Kernels* k, int fmt) {
+  const int kind = fmt == FMT_FP32 ? 2 : fmt == FMT_BF16 || fmt >= FMT_W4A16G32 ? 1 : 0;
+  double operations = 0;
+  const double t = best_of(5, [&] { operations = k->dots(kind, 20000); });
+  return operations / t;
 }
 
 struct Bench {
@@ -71,7 +55,7 @@ struct Bench {
 
 static void shape_line(const Bench& b, const Shape& s) {
   Mat m{b.fmt, s.gated, s.n, s.k, 0, 0, 0, b.weights};
-  int64_t bytes = (b.k->mat_layout(&m) + 4095) / 4096 * 4096, copies = b.room / bytes;
+  int64_t bytes = (b.k->mat_layout(&m) + 4095) / 4096 * 4096, copies = getenv("WARM") ? 1 : b.room / bytes;
   check::Random rng(1);
   std::vector<float> w((size_t)(64 * s.k)), x((size_t)(512 * s.k));
   rng.fill(w, 0.05f), rng.fill(x);
@@ -81,10 +65,11 @@ static void shape_line(const Bench& b, const Shape& s) {
   for (int64_t c = 1; c < copies; c++) memcpy(b.weights + c * bytes, b.weights, (size_t)bytes);
   Act a{b.fmt, 0, s.k, 0, 0, 0, nullptr, nullptr, nullptr};
   int64_t operands = b.k->act_layout(&a, 512);
-  check::Buffer memory(operands + 8 * 512 * a.ldg);
-  a.q = memory.p, a.z = (int32_t*)(a.q + 512 * a.lda), a.s = (float*)(a.z + 512 * a.ldg);
+  uint8_t* memory = arena(operands + 8 * 512 * a.ldg);  // huge pages, as in the engine
+  a.q = memory, a.z = (int32_t*)(a.q + 512 * a.lda), a.s = (float*)(a.z + 512 * a.ldg);
   b.k->quantize(&a, 0, 512, x.data(), s.k, nullptr, nullptr);
   Epilogue e{s.gated ? EPI_SILU_MUL : EPI_STORE, b.out, s.gated ? s.n / 2 : s.n, nullptr, nullptr, 0, 0};
+  if (getenv("SHAPE") && strcmp(getenv("SHAPE"), s.name)) return;
   printf("%-18s %-9s %-7s", b.k->name, NAMES[b.fmt], s.name);
   int64_t turn = 0;
   for (int64_t rows : ROWS) {
@@ -93,28 +78,27 @@ static void shape_line(const Bench& b, const Shape& s) {
     int64_t calls = (int64_t)(b.ms * 1e-3 / 4 / once) + 1;
     double t = best_of(4, [&] { for (int64_t i = 0; i < calls; i++) call(); }) / (double)calls;
     double ops = 2.0 * (double)(rows * s.n * s.k) / t;
-    if (rows == 1) printf(" | %5.1f GB/s %3.0f%%", (double)bytes / t / 1e9, 100 * (double)bytes / t / b.read);
-    else printf(" | %6.0f %3.0f%%", ops / 1e9, b.dots > 0 ? 100 * ops / b.dots : 0.0);
+    if (rows <= 8) printf(" | %5.1f %3.0f%%", (double)bytes / t / 1e9, 100 * (double)bytes / t / b.read);
+    else printf(" | %5.0f %2.0f%%", ops / 1e9, b.dots > 0 ? 100 * ops / b.dots : 0.0);
     fflush(stdout);
   }
   printf("\n");
+  free(memory);
 }
 
 int main(int argc, char** argv) {
   const int64_t room = 256 << 20;
   uint8_t* weights = arena(room);
   float* out = (float*)arena(512 * 49152 * 4);
-  volatile uint64_t sink = 0;
-  double read = (double)room / best_of(3, [&] {
-    uint64_t s = 0;
-    for (int64_t i = 0; i < room; i += 8) { uint64_t v; memcpy(&v, weights + i, 8); s += v; }
-    sink = s;
-  });
-  printf("read %.1f GB/s; columns: rows 1 (GB/s of weights), then 4, 8, 16, 64, 512 (GOP/s, share of the dot rate)\n", read / 1e9);
+  const Kernels* reader = check::tables().back();
+  const double read = (double)room / best_of(3, [&] { reader->read_bytes(weights, room); });
+  printf("read %.1f GB/s; columns: rows (GB/s of weights up to 8, then GOP/s and the share of the dot rate)\n", read / 1e9);
+  for (int64_t rows : ROWS) printf("%s%ld", rows == ROWS[0] ? "rows " : ", ", (long)rows);
+  printf("\n");
   for (const Kernels* k : check::tables(argc > 1 ? argv[1] : nullptr)) {
     for (int fmt = 0; fmt < FMT_COUNT; fmt++) {
       if (argc > 2 && strcmp(argv[2], NAMES[fmt])) continue;
-      Bench b{k, fmt, weights, room, out, argc > 3 ? atof(argv[3]) : 20, peak(k->name, fmt), read};
+      Bench b{k, fmt, weights, room, out, argc > 3 ? atof(argv[3]) : 20, peak(k, fmt), read};
       if (b.dots > 0) printf("%s dots: %.0f GOP/s\n", NAMES[fmt], b.dots / 1e9);
       for (const Shape& s : SHAPES) shape_line(b, s);
     }

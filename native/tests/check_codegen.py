@@ -3,7 +3,8 @@
     python3 check_codegen.py liboctavo_native.so [more.o ...]
 
 A loop is a backward jump inside one function; the innermost loops with dot instructions are looked at. A register that
-is stored and reloaded there halves the speed of the product, and compilers bring it back quietly.
+is stored and reloaded there halves the speed of the product, and compilers bring it back quietly. The generic table
+is scalar code without such an instruction: it is disassembled and has no loop to look at.
 """
 
 from __future__ import annotations

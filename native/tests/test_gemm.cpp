@@ -128,6 +128,27 @@ static void test_bits(const Kernels* k, int fmt, Random& rng, int64_t n, int64_t
   }
 }
 
+// More rows than a block holds, K in several chunks, an epilogue with everything: the bits of rows alone.
+static void test_blocks(const Kernels* k, int fmt, Random& rng, int64_t rows, int64_t depth, int kind) {
+  const int64_t n = 2 * rng.between(17, 50), outs = kind >= EPI_SILU_MUL ? n / 2 : n;
+  Matrix m(k, fmt, n, depth, kind >= EPI_SILU_MUL);
+  Operands a(k, fmt, depth, rows);
+  std::vector<float> w((size_t)(n * depth)), x((size_t)(rows * depth)), bias((size_t)m.m.panels * 64), res((size_t)(rows * outs));
+  rng.fill(w, 0.05f); rng.fill(x); rng.fill(bias); rng.fill(res);
+  k->pack(&m.m, m.memory.p, 0, m.m.panels, w.data(), w.data() + n / 2 * depth);
+  k->quantize(&a.a, 0, rows, x.data(), depth, nullptr, nullptr);
+  std::vector<float> all((size_t)(rows * outs), -7), one(all);
+  Epilogue e{kind, all.data(), outs, bias.data(), kind == EPI_ADD ? res.data() : nullptr, outs, kind == EPI_ADD ? 2.0f : 0.0f};
+  k->gemm(&m.m, &a.a, 0, rows, 0, m.m.panels, &e, nullptr);
+  e.out = one.data();
+  bool same = true;
+  for (int64_t r = 0; r < rows; r += r < 2 || r > rows - 19 ? 1 : 13) {
+    k->gemm(&m.m, &a.a, r, r + 1, 0, m.m.panels, &e, nullptr);
+    same = same && !memcmp(one.data() + r * outs, all.data() + r * outs, (size_t)outs * 4);
+  }
+  if (!CHECK(same)) printf("  blocks %s %s n=%ld k=%ld rows=%ld epilogue %d\n", k->name, NAMES[fmt], (long)n, (long)depth, (long)rows, kind);
+}
+
 static double silu(double x) { return x / (1 + exp(-x)); }
 static double gelu(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 
@@ -281,6 +302,9 @@ int main(int argc, char** argv) {
       for (int i = 0; i < 6; i++) test_product(k, fmt, rng, rng.between(1, 200), rng.between(1, 400), rng.between(1, 21));
       test_bits(k, fmt, rng, rng.between(65, 300), rng.between(60, 500));
       for (int i = 0; i < 3; i++) test_epilogues(k, fmt, rng);
+      test_blocks(k, fmt, rng, rng.between(17, 80), rng.between(1500, 1900), EPI_ADD);
+      test_blocks(k, fmt, rng, 272, rng.between(60, 200), EPI_STORE);
+      test_blocks(k, fmt, rng, rng.between(257, 300), rng.between(150, 420), EPI_SILU_MUL);
       if (!is_plain(fmt)) test_codes(k, fmt, rng, false), test_codes(k, fmt, rng, true);
       test_same_as_generic(k, fmt, rng), test_same_as_generic(k, fmt, rng);
       test_not_finite(k, fmt, rng);
