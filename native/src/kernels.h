@@ -84,7 +84,7 @@ struct AttnItem {
                           // a chain. Row i stands at pos0 + its depth; its K/V lie in the slot of position pos0 + i.
   float* scores;         // exported attention probabilities or null (declared; later issue)
   uint8_t* scratch;      // attn_scratch(group, dim) bytes, 64-byte aligned, of this thread
-  const uint8_t* prefetch; // first page blob of the next item, or null
+  const uint8_t* prefetch; // first page blob that the next item of this thread reads, or null
 
   // Optional (zero: the plain item). A part of the keys, for several threads on one sequence; rows of several sequences
   // that share the pages of these chunks, which are then read once. The bits stay those of the plain item.
@@ -93,6 +93,8 @@ struct AttnItem {
   const int64_t* row_index;   // [rows] row i is row row_index[i] of q, out and partial; null: i
   float* partial;             // not null: states go here and attention_merge makes `out` of them:
   int64_t partial_chunks;     // [row][group][partial_chunks][attn_partial(dim)], by absolute chunk
+  const int32_t* prefetch_pages;  // the next item's page table from the page of `prefetch` on, and how many of them it reads;
+  int64_t prefetch_count;         // null: that page alone is fetched
 };
 
 constexpr int kBlock = 64;            // logits of a block, words of 16 Philox calls

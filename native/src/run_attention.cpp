@@ -56,14 +56,16 @@ void Program::rope_unit(const Op& op, int64_t row, int32_t sequence, int32_t hea
 }
 
 // Where the unit after this one begins to read.
-const uint8_t* Program::first_blob(const Op& op, const AttentionPlan& plan, int64_t next, int64_t end) const {
-  if (next >= end) return nullptr;
+void Program::read_ahead(const Op& op, const AttentionPlan& plan, int64_t next, int64_t end, AttnItem* a) const {
+  if (next >= end) return;
   const Unit& unit = plan.unit(next);
   const int32_t window = op.record.i[3];
   int64_t seen = unit.chunk0 * kChunk;
   if (window > 0) seen = std::max<int64_t>(step_->positions[unit.first] - window + 1, 0);
-  const int32_t page = page_row(op, unit.sequence)[seen / pages_->kv.page_size];
-  return pages_->blob(layer_index_[static_cast<size_t>(op.record.i[1])], page, unit.head);
+  const int64_t page = seen / pages_->kv.page_size, last = step_->positions[step_->starts[unit.sequence + 1] - 1] / pages_->kv.page_size;
+  a->prefetch_pages = page_row(op, unit.sequence) + page;
+  a->prefetch_count = last - page + 1;
+  a->prefetch = pages_->blob(layer_index_[static_cast<size_t>(op.record.i[1])], a->prefetch_pages[0], unit.head);
 }
 
 AttnItem Program::attention_item(const Op& op, int32_t sequence, int32_t head, int32_t rows) const {
@@ -109,7 +111,7 @@ void Program::run_units(const Op& op, const AttentionPlan& plan, int thread) {
     const Unit& unit = plan.unit(i);
     AttnItem a = attention_item(op, unit.sequence, unit.head, unit.rows);
     a.scratch = scratch_[static_cast<size_t>(thread)].attention;
-    a.prefetch = first_blob(op, plan, i + 1, end);
+    read_ahead(op, plan, i + 1, end, &a);
     a.chunk0 = unit.chunk0;
     a.chunk1 = unit.chunk1;
     if (unit.parts) a.partial = states_of(op, plan, unit.head), a.partial_chunks = plan.part_chunks();

@@ -75,9 +75,8 @@ struct Query {
 };
 
 // Rows [r0, r1) of the query -> out.
-inline void attend(Pages& pages, const Query& query, int64_t head, int64_t r0, int64_t r1, float* out) {
+inline octavo::AttnItem item_of(Pages& pages, const Query& query, int64_t head, int64_t r0, int64_t r1, float* out, Buffer& scratch) {
   const int64_t width = query.group * pages.kv.dim;
-  Buffer scratch(pages.kernels->attn_scratch(query.group, pages.kv.dim));
   octavo::AttnItem item = {};
   item.kv = &pages.kv, item.pages = pages.table.data(), item.layer_in_group = 1, item.kv_head = int32_t(head);
   item.group = query.group, item.rows = r1 - r0, item.pos0 = query.pos0 + (query.parents.empty() ? r0 : 0);
@@ -85,7 +84,16 @@ inline void attend(Pages& pages, const Query& query, int64_t head, int64_t r0, i
   item.scale = query.scale, item.soft_cap = query.soft_cap, item.window = query.window;
   item.sinks = query.sinks.empty() ? nullptr : query.sinks.data();
   item.parents = query.parents.empty() ? nullptr : query.parents.data();
-  item.scratch = scratch.p, item.prefetch = pages.blob(0, head);
+  item.scratch = scratch.p;
+  const int64_t pages_left = int64_t(pages.table.size()) - 1;
+  item.prefetch_pages = pages.table.data() + pages_left, item.prefetch_count = 1;
+  item.prefetch = pages.blob(pages_left * pages.kv.page_size, head);
+  return item;
+}
+
+inline void attend(Pages& pages, const Query& query, int64_t head, int64_t r0, int64_t r1, float* out) {
+  Buffer scratch(pages.kernels->attn_scratch(query.group, pages.kv.dim));
+  const octavo::AttnItem item = item_of(pages, query, head, r0, r1, out, scratch);
   pages.kernels->attention(&item);
   CHECK(scratch.intact());
 }

@@ -68,55 +68,60 @@ double read_rate() {
   return (sum[0] + sum[1] + sum[2] + sum[3] + sum[4] + sum[5] + sum[6] + sum[7]) == 1 ? 0 : double(bytes) / t * 1e-9;
 }
 
+struct Shape {
+  int32_t type, page, dim, group, heads;
+};
+
 // `sequences` rows at context `context`; `layers` copies of their pages, so that K and V come from memory.
-void decode(const Kernels* k, Random& random, int32_t type, int64_t sequences, int64_t context, int64_t layers) {
+void decode(const Kernels* k, Random& random, const Shape& shape, int64_t sequences, int64_t context, int64_t layers) {
   octavo::KV kv = {};
-  kv.type = type, kv.page_size = 32, kv.kv_heads = kHeads, kv.dim = kDim;
+  kv.type = shape.type, kv.page_size = shape.page, kv.kv_heads = shape.heads, kv.dim = shape.dim;
   k->kv_layout(&kv);
   kv.page_bytes = kv.layer_bytes * layers;
-  const int64_t pages = (context + 31) / 32;
+  const int64_t pages = (context + shape.page - 1) / shape.page;
+  const size_t width = size_t(shape.group * shape.dim);
   const size_t bytes = size_t(sequences * pages * kv.page_bytes), huge = size_t(2) << 20;
   kv.base = (uint8_t*)aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
   madvise(kv.base, bytes, MADV_HUGEPAGE);
-  std::vector<float> row(kDim);
+  std::vector<float> row(size_t(shape.dim), 0.0f);
   random.fill(row);
-  for (int32_t t = 0; t < 32; t++) k->kv_write(&kv, kv.base, t, row.data(), row.data());
+  for (int32_t t = 0; t < shape.page; t++) k->kv_write(&kv, kv.base, t, row.data(), row.data());
   for (size_t at = size_t(kv.blob_bytes); at < bytes; at += size_t(kv.blob_bytes)) memcpy(kv.base + at, kv.base, size_t(kv.blob_bytes));
   std::vector<int32_t> table(size_t(sequences * pages));
   for (size_t i = 0; i < table.size(); i++) table[i] = int32_t(i);
-  for (size_t i = table.size() - 1; i > 0; i--) std::swap(table[i], table[size_t(random.below(int64_t(i) + 1))]);
-  Buffer scratch(k->attn_scratch(kGroup, kDim));
-  std::vector<float> q(kGroup * kDim), out(kGroup * kDim);
+  Buffer scratch(k->attn_scratch(shape.group, shape.dim));
+  std::vector<float> q(width, 0.0f), out(width, 0.0f);
   random.fill(q);
   const double t = best(3, [&] {
     for (int64_t layer = 0; layer < layers; layer++)
-      for (int64_t i = 0; i < sequences * kHeads; i++) {
+      for (int64_t i = 0; i < sequences * shape.heads; i++) {
         octavo::AttnItem item = {};
-        item.kv = &kv, item.pages = &table[size_t(i / kHeads * pages)], item.layer_in_group = layer, item.kv_head = int32_t(i % kHeads);
-        item.group = kGroup, item.rows = 1, item.pos0 = context - 1, item.q = q.data(), item.out = out.data(), item.scale = 0.125f;
-        item.ldq = item.ldo = kGroup * kDim, item.scratch = scratch.p;
+        item.kv = &kv, item.pages = &table[size_t(i / shape.heads * pages)], item.layer_in_group = layer, item.kv_head = int32_t(i % shape.heads);
+        item.group = shape.group, item.rows = 1, item.pos0 = context - 1, item.q = q.data(), item.out = out.data(), item.scale = 0.125f;
+        item.ldq = item.ldo = int64_t(width), item.scratch = scratch.p;
         const int64_t n = i + 1;  // the item that this thread takes next
-        if (n < sequences * kHeads)
-          item.prefetch = kv.base + table[size_t(n / kHeads * pages)] * kv.page_bytes + layer * kv.layer_bytes + n % kHeads * kv.blob_bytes;
+        if (n < sequences * shape.heads)
+          item.prefetch_pages = &table[size_t(n / shape.heads * pages)], item.prefetch_count = pages,
+          item.prefetch = kv.base + table[size_t(n / shape.heads * pages)] * kv.page_bytes + layer * kv.layer_bytes + n % shape.heads * kv.blob_bytes;
         k->attention(&item);
       }
   });
-  const double read = double(sequences * kHeads * layers * pages) * double(kv.blob_bytes);
+  const double read = double(sequences * shape.heads * layers * pages) * double(kv.blob_bytes);
   printf("  decode  %ld x context %4ld  %6.1f GB/s  %7.2f us an item\n", long(sequences), long(context), read / t * 1e-9,
-         t / double(sequences * kHeads * layers) * 1e6);
+         t / double(sequences * shape.heads * layers) * 1e6);
   free(kv.base);
 }
 
-void prefill(const Kernels* k, Random& random, int32_t type, int64_t pos0, int64_t rows, double peak) {
-  Pages pages(k, random, type, 32, 1, kDim, pos0 + rows);
-  const Sequence s(random, pos0 + rows, kDim);
+void prefill(const Kernels* k, Random& random, const Shape& shape, int64_t pos0, int64_t rows, double peak) {
+  Pages pages(k, random, shape.type, shape.page, 1, shape.dim, pos0 + rows);
+  const Sequence s(random, pos0 + rows, shape.dim);
   for (int64_t p = 0; p < s.positions; p++) pages.write(s, p, p, 0);
-  Query q(random, rows, pos0, kGroup, kDim, 1);
+  Query q(random, rows, pos0, shape.group, shape.dim, 1);
   std::vector<float> out(q.q.size());
   const double t = best(9, [&] { attend(pages, q, 0, 0, rows, out.data()); });
   double pairs = 0;
-  for (int64_t r = 0; r < rows; r++) pairs += double(pos0 + r + 1) * kGroup;
-  const double flops = pairs * kDim * 4 / t * 1e-9;
+  for (int64_t r = 0; r < rows; r++) pairs += double(pos0 + r + 1) * shape.group;
+  const double flops = pairs * shape.dim * 4 / t * 1e-9;
   printf("  prefill %ld from %4ld    %6.1f GFLOP/s (%.2f of the bf16 dot peak)\n", long(rows), long(pos0), flops, peak > 0 ? flops / peak : 0.0);
 }
 
@@ -141,20 +146,25 @@ void writes(const Kernels* k, Random& random, int32_t type, const char* name) {
 
 }  // namespace
 
+// bench_attention [table or ""] [type page dim group heads]
 int main(int argc, char** argv) {
   const double peak = bf16_peak();
   printf("this core: bf16 dot peak %.0f GFLOP/s, reads %.1f GB/s\n", peak, read_rate());
   const char* names[] = {"fp32", "bf16", "int8"};
-  for (const Kernels* k : tables(argc > 1 ? argv[1] : nullptr)) {
+  std::vector<Shape> shapes = {{1, 16, 64, 3, 3}, {2, 16, 64, 3, 3}, {0, 16, 64, 3, 3}};
+  if (argc > 6) shapes = {{atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6])}};
+  for (const Kernels* k : tables(argc > 1 && argv[1][0] ? argv[1] : nullptr)) {
     Random random(11);
     printf("%s\n", k->name);
-    small(k, random);
-    for (int32_t type : {1, 2, 0}) {
-      writes(k, random, type, names[type]);
-      decode(k, random, type, 16, 128, 30);
-      decode(k, random, type, 16, 1024, 10);
-      prefill(k, random, type, 0, 512, peak);
-      prefill(k, random, type, 512, 512, peak);
+    if (argc <= 6) small(k, random);
+    for (const Shape& shape : shapes) {
+      printf(" page %d, dim %d, %d heads on each of %d\n", shape.page, shape.dim, shape.group, shape.heads);
+      writes(k, random, shape.type, names[shape.type]);
+      decode(k, random, shape, 64, 128, 12);
+      decode(k, random, shape, 64, 1024, 2);
+      decode(k, random, shape, 1, 4096, 30);
+      prefill(k, random, shape, 0, 512, peak);
+      prefill(k, random, shape, 512, 512, peak);
     }
   }
   return 0;

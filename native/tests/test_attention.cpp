@@ -1,5 +1,7 @@
 // Paged attention and the page layouts: against a double-precision definition on what the pages hold, and bit by bit
 // against itself whatever the tile, the chunking and the page size.
+#include <cmath>
+
 #include "attention_fixture.h"
 
 using namespace check;
@@ -225,6 +227,81 @@ void test_parts(const Kernels* k, Random& random) {
   }
 }
 
+// A run of tokens cut by chunks anywhere, parts in any order, then merged: the bits of the whole.
+void test_cuts(const Kernels* k, Random& random) {
+  for (int i = 0; i < 12 / effort; i++) {
+    Case c = random_case(random, i % 3);
+    c.rows = random.between(1, 40), c.pos0 = random.below(2000);
+    const int64_t end = c.pos0 + c.rows, width = c.group * c.dim, chunks = (end - 1) / 512 + 1, state = k->attn_partial(c.dim);
+    const Sequence s(random, end, c.dim);
+    Pages pages(k, random, c.type, c.page_size, 1, c.dim, end);
+    for (int64_t p = 0; p < end; p++) pages.write(s, p, p, 0);
+    Query q(random, c.rows, c.pos0, c.group, c.dim, 4);
+    random_attributes(random, q);
+    const std::vector<float> whole = attend(pages, q, 0);
+    std::vector<float> out(q.q.size(), -7.0f), partial(size_t(c.rows * c.group * chunks * state), NAN);
+    Buffer scratch(k->attn_scratch(c.group, c.dim));
+    for (int64_t r0 = 0, r1; r0 < c.rows; r0 = r1) {
+      r1 = std::min(c.rows, r0 + random.between(1, 40));
+      octavo::AttnItem item = item_of(pages, q, 0, r0, r1, out.data() + r0 * width, scratch);
+      item.partial = partial.data() + r0 * c.group * chunks * state, item.partial_chunks = chunks;
+      for (int64_t high = chunks, low; high > 0; high = low) {
+        low = random.below(high);
+        item.chunk0 = low, item.chunk1 = high;
+        k->attention(&item);
+      }
+      k->attention_merge(&item);
+    }
+    CHECK(scratch.intact());
+    if (!CHECK(!memcmp(out.data(), whole.data(), out.size() * 4)))
+      printf("  %s %s page %d dim %d group %d rows %ld at %ld window %d\n", k->name, kTypes[c.type], c.page_size, c.dim, c.group, long(c.rows),
+             long(c.pos0), q.window);
+  }
+}
+
+// Scores that rise and fall by many powers of two from block to block.
+void test_rising(const Kernels* k, Random& random) {
+  for (int32_t type = 0; type < 3; type++)
+    for (const int32_t dim : {64, 96}) {
+      const int64_t rows = 40, pos0 = 460, end = pos0 + rows;
+      Sequence s(random, end, dim);
+      for (int64_t p = 0; p < end; p++)
+        for (int32_t d = 0; d < dim; d++) s.k[size_t(p * dim + d)] *= float(1 + 12 * (p / 64 % 4));
+      Pages pages(k, random, type, 32, 1, dim, end);
+      for (int64_t p = 0; p < end; p++) pages.write(s, p, p, 0);
+      const Query q(random, rows, pos0, 2, dim, 2);
+      const std::vector<float> whole = attend(pages, q, 0);
+      CHECK(worst_error(q, pages.stored(0), whole) <= (type == 0 ? 1e-4 : 0.2));  // the rounding of a query counts for more the larger a score
+      std::vector<float> one(size_t(2 * dim), 0.0f);
+      for (int64_t row = 0; row < rows; row += 13) {
+        attend(pages, q, 0, row, row + 1, one.data());
+        CHECK(!memcmp(one.data(), &whole[size_t(row * 2 * dim)], one.size() * 4));
+      }
+    }
+}
+
+// Values that are not finite, at positions that only some rows of a tile see, stay with these rows.
+void test_poison(const Kernels* k, Random& random) {
+  for (int32_t type = 0; type < 3; type++)
+    for (const int32_t window : {0, 40}) {
+      const int64_t dim = 80, rows = 61, pos0 = 70, end = pos0 + rows, width = 2 * dim;
+      Sequence s(random, end, dim);
+      for (int64_t p : {pos0 + 9, pos0 + 30}) s.v[size_t(p * dim + 70)] = p % 2 ? NAN : INFINITY;
+      Pages pages(k, random, type, 16, 1, int32_t(dim), end);
+      for (int64_t p = 0; p < end; p++) pages.write(s, p, p, 0);
+      Query q(random, rows, pos0, 2, dim, 4);
+      q.window = window;
+      const std::vector<float> whole = attend(pages, q, 0);
+      std::vector<float> one(size_t(width), 0.0f);
+      for (int64_t row = 0; row < rows; row++) {
+        attend(pages, q, 0, row, row + 1, one.data());
+        CHECK(!memcmp(one.data(), &whole[size_t(row * width)], size_t(width * 4)));
+        const bool clean = row < 9 || (window && row >= 30 + window);
+        CHECK(clean == std::none_of(one.begin(), one.end(), [](float x) { return !std::isfinite(x); }));
+      }
+    }
+}
+
 // Pages return what was written, to the rounding of their type; sizes that cannot be are refused.
 void test_pages(const Kernels* k, Random& random) {
   for (int32_t type = 0; type < 3; type++)
@@ -266,6 +343,9 @@ int main(int argc, char** argv) {
     test_later_positions(k, random);
     test_tree(k, random);
     test_parts(k, random);
+    test_cuts(k, random);
+    test_poison(k, random);
+    test_rising(k, random);
     if (failures > before) printf("%s: %ld failed\n", k->name, failures - before);
   }
   return finish("test_attention");
