@@ -100,6 +100,7 @@ class NullModel:
         self.fault: Callable[[ScheduleDecision], Exception | dict[int, str] | None] | None = None
         self.decisions: list[ScheduleDecision] = []
         self.rows_computed = 0
+        self.always_draws = False  # answer plain decodes as columns in every step, not in every second one
 
     def __call__(self, decision: ScheduleDecision) -> StepResult:
         """Execute one step."""
@@ -122,7 +123,7 @@ class NullModel:
             RowResult(error=failed[i]) if i in failed else self._answer(row) for i, row in enumerate(decision.rows)
         )
         self.rows_computed += decision.num_scheduled_tokens
-        if isinstance(decision.rows, StepRows) and not failed and decision.step % 2:  # both forms must do the same
+        if isinstance(decision.rows, StepRows) and not failed and (self.always_draws or decision.step % 2):
             decodes = len(decision.rows.slots)
             results = DrawnRows([row.token_ids[0] for row in results[:decodes]], results[decodes:])
         return StepResult(decision.step, results)

@@ -26,9 +26,11 @@ def one_by_one(bench):
 
 
 @given(worlds(), st.lists(PLANS, min_size=1, max_size=6))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_random_runs_of_steady_rows(world, plans):
-    Run(calm(world), plans).play()
+    run = Run(calm(world), plans)
+    run.model.always_draws = True
+    run.play()
 
 
 def signature(decision):
@@ -39,11 +41,12 @@ def signature(decision):
 
 
 @given(worlds(), st.lists(PLANS, min_size=1, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_steps_are_those_of_serving_one_by_one(world, plans):
     world = replace(calm(world), num_pages=400)
     runs = [Run(world, plans), Run(world, plans)]
     one_by_one(runs[1].bench)
+    runs[0].model.always_draws = True
     for run in runs:
         run.play()
     columns, single = ([signature(decision) for decision in run.model.decisions] for run in runs)
@@ -111,3 +114,28 @@ def test_a_prefix_that_a_steady_row_completes_is_waited_for():
     bench.submit(make_request("b", [1, 2, 3, *said[:3]], max_tokens=1))
     bench.run()
     assert bench.end("b").num_cached_tokens >= 4
+
+
+def steady_bench():
+    """Six steps of a request whose full pages (eight tokens of its nine) nobody has asked for yet."""
+    bench = Bench(make_kv(page_size=2))
+    bench.model.always_draws = True
+    bench.submit(make_request("a", [1, 2, 3], max_tokens=12))
+    for _ in range(6):
+        bench.step()
+    return bench, null_tokens([1, 2, 3], 12, 7)
+
+
+def test_the_full_pages_of_a_steady_row_are_there_for_the_next_to_come():
+    bench, said = steady_bench()
+    row = next(
+        row for row in bench.submit(make_request("b", [1, 2, 3, *said[:5]])).step().rows if row.request_id == "b"
+    )
+    assert row.start == 7
+
+
+def test_the_full_pages_of_a_steady_row_outlive_its_preemption():
+    bench, said = steady_bench()
+    bench.scheduler._roster.preempt(bench.scheduler.get("a").branches[0], 0.0, "test")
+    assert bench.step().rows[0].start == 8
+    assert bench.run().tokens("a") == said

@@ -56,7 +56,6 @@ class BranchPages:
     pending: list[PageTableDelta] = field(default_factory=list)  # changes that the runner has not been told
     behind: list[int] = field(default_factory=list)  # per group: the window has passed the columns before this
     released: bool = False
-    last_used: float = 0.0
 
     def __post_init__(self) -> None:
         self.owner = Owner(OwnerKind.BRANCH, self.key)

@@ -41,12 +41,15 @@ class Planner:
 
     def fill(self, draft: Draft, budget: int) -> None:
         """Schedule up to ``budget`` tokens."""
+        if self.roster.waiting or self.kv.free_pages() < 2 * len(self.roster.running) * len(self.kv.groups):
+            self.kv.commit_deferred()
         steady, rest = self._steady(draft, budget)
         columns = self._decode(steady, draft) if steady else None
         self._last_steady, self._last_rows = draft.steady, columns
         if columns is None:
             rest = [branch for branch in self.roster.running if draft.allows(branch)]
-        self._serve_all(rest, draft, budget - len(draft.steady))
+        if rest:
+            self._serve_all(rest, draft, budget - len(draft.steady))
         left = budget - len(draft.steady) - sum(row.num_scheduled_tokens for row in draft.others)
         self._admit(draft, left)
         draft.copies = list(self.kv.take_copies())
@@ -83,39 +86,36 @@ class Planner:
         return steady, rest
 
     def _decode(self, steady: list[Branch], draft: Draft) -> StepRows | None:
-        """A row for each branch, as columns; or None, leaving nothing changed, if there are too few pages.
-
-        Only where a page ends is there anything to reserve or to announce.
-        """
+        """A row for each branch, as columns; or None, leaving nothing changed, if there are too few pages."""
         before = [branch.last_step for branch in steady]
-        starts = [branch.num_resident_tokens for branch in steady]
-        mark, deltas, size = draft.undo.mark(), {}, self.kv.page_size
+        mark, deltas = draft.undo.mark(), {}
 
         def restore() -> None:
             for branch, last_step in zip(steady, before, strict=True):
                 branch.last_step = last_step
 
         draft.undo.push(restore)
-        for index in self._at_page_ends(steady, starts):
+        for index in self._page_starts(steady):
             found = self._take_pages(steady[index], 1, draft)
             if found is None:
                 draft.undo.rollback_to(mark)
                 return None
             if found:
                 deltas[index] = found
-            if not (starts[index] + 1) % size:
-                self.kv.computing(steady[index].key, steady[index].token_ids, draft.undo)
+        if self.roster.waiting:
+            for branch in steady:
+                self.kv.computing(branch.key, branch.token_ids, draft.undo)
         for branch in steady:
             branch.last_step = draft.step
         draft.steady = steady
         return decode_rows(steady, deltas, self._last_rows if steady == self._last_steady else None)
 
-    def _at_page_ends(self, steady: Sequence[Branch], starts: Sequence[int]) -> list[int]:
-        """Those whose token begins or completes a page, or whose page table has changed since the runner was told."""
+    def _page_starts(self, steady: Sequence[Branch]) -> list[int]:
+        """Those whose token begins a page, writes to a shared one, or whose page table the runner does not know."""
         size, unsettled = self.kv.page_size, self.kv.unsettled
-        found = [index for index, start in enumerate(starts) if start % size in (0, size - 1)]
+        found = [index for index, branch in enumerate(steady) if not branch.num_resident_tokens % size]
         if unsettled:
-            found += [i for i, b in enumerate(steady) if b.key in unsettled and starts[i] % size not in (0, size - 1)]
+            found += [i for i, b in enumerate(steady) if b.key in unsettled and b.num_resident_tokens % size]
         return found
 
     # -- running branches, one by one

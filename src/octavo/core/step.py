@@ -69,8 +69,10 @@ class Committer:
                 if ending is not None:
                     self.roster.finish(branch, *ending, now=now)
                     continue
-            if frees_behind or not resident % size:
+            if frees_behind:
                 self._commit_pages(branch, now)
+            elif not resident % size:
+                self.kv.defer_commit(branch.key, branch.token_ids, resident, now)
         return len(ids)
 
     def _commit_pages(self, branch: Branch, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable
 
 from octavo.core.errors import OctavoError
@@ -25,10 +25,9 @@ class IncrementalDetokenizer:
     def __init__(
         self, tokenizer: Tokenizer, prompt_tail_ids: Iterable[int] = (), *, skip_special_tokens: bool = True
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip = tokenizer.strip_leading_space and not any(self._bytes(index) for index in prompt_tail_ids)
+        self._table = tokenizer.byte_table(skip_special_tokens=skip_special_tokens)
+        self._partial = b""  # the beginning of a character
+        self._strip = tokenizer.strip_leading_space and not any(self._table[index] for index in prompt_tail_ids)
         self._finished = False
         self.num_chars = 0  # of whole text returned so far
 
@@ -36,15 +35,18 @@ class IncrementalDetokenizer:
         """The text that these ids complete. Raises `OctavoError` after `finish`."""
         if self._finished:
             raise OctavoError("the detokenizer is finished; make a new one and replay the ids")
-        return self._returned(self._decoder.decode(b"".join([self._bytes(index) for index in ids])))
+        table = self._table
+        return self._decoded(self._partial + b"".join([table[index] for index in ids]), False)
 
     def finish(self) -> str:
         """What was held back, as text. A second call returns nothing."""
         self._finished = True
-        return self._returned(self._decoder.decode(b"", final=True))
+        return self._decoded(self._partial, True)
 
-    def _bytes(self, token_id: int) -> bytes:
-        return self._tokenizer.token_bytes(token_id, skip_special_tokens=self._skip)
+    def _decoded(self, data: bytes, final: bool) -> str:
+        text, used = utf_8_decode(data, "replace", final)
+        self._partial = data[used:]
+        return self._returned(text)
 
     def _returned(self, text: str) -> str:
         if text and self._strip:

@@ -35,31 +35,34 @@ class _Mailbox:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._ready = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # of `get` while it waits
         self._unread: dict[int, list[OutputDelta]] = {}  # by choice, in order of arrival
         self._error: Exception | None = None
 
     def put(self, delta: OutputDelta) -> None:
         """In the event loop: add one more."""
         self._unread.setdefault(delta.choice, []).append(delta)
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """In the event loop: the reader gets ``error`` after what it has not read."""
         self._error = error
-        self._ready.set()
+        self._wake()
 
     async def get(self) -> list[OutputDelta]:
         """Wait for deltas: one for each choice that has news, the request's last one at the end."""
-        await self._ready.wait()
-        self._ready.clear()
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            self._reader = self.loop.create_future()
+            await self._reader
         unread, self._unread = self._unread, {}
-        if not unread and self._error is not None:
-            raise self._error
-        if self._error is not None:
-            self._ready.set()
         merged = [merge_deltas(held) if len(held) > 1 else held[0] for held in unread.values()]
         return sorted(merged, key=lambda delta: delta.last) if len(merged) > 1 else merged
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 class AsyncEngine:
@@ -279,13 +282,12 @@ class AsyncEngine:
             mailbox = self._mailboxes.get(delta.request_id)
             if mailbox is not None:
                 posts.setdefault(mailbox.loop, []).append((mailbox, delta))
-        for loop, post in posts.items():
-            reached = _tell(loop, _put_all, post)
-            for mailbox, delta in post:
-                if not reached:  # its event loop is gone, and so is its reader
-                    self._cancel(delta.request_id, mailbox)
-                elif delta.last:
+                if delta.last:
                     self._forget(delta.request_id)
+        for loop, post in posts.items():
+            if not _tell(loop, _put_all, post):  # it is gone, and so are its readers
+                for mailbox, delta in post:
+                    self._cancel(delta.request_id, mailbox)
 
     def _end_all(self, reason: Exception) -> None:
         """Nobody will run a command any more: answer those that are queued and everyone who waits."""

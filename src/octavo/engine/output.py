@@ -88,8 +88,10 @@ class OutputRouter:
     def take(self, events: Iterable[TokenEvent]) -> list[OutputDelta]:
         """The deltas of one step, by first event. A request is closed with its last one."""
         deltas: _Deltas = {}
-        if isinstance(events, StepEvents) and not self._num_streams:
-            events = events.others  # whole texts are made of the tokens that the branches keep
+        if isinstance(events, StepEvents):
+            if self._num_streams:  # whole texts are made of the tokens that the branches keep
+                self._add_drawn(events, deltas)
+            events = events.others
         for event in events:
             reader = self._readers.get(event.request_id)
             if reader is None:
@@ -104,6 +106,27 @@ class OutputRouter:
                 (mine[-1] if mine else _delta_of(reader, event, deltas)).last = True
                 self.close(event.request_id)
         return list(deltas.values())
+
+    def _add_drawn(self, events: StepEvents, deltas: _Deltas) -> None:
+        """``_add_token`` for the plain decodes of a step, which nothing precedes."""
+        for branch, token in zip(events.branches, events.token_ids, strict=True):
+            request_id, choice = branch.key
+            reader = self._readers.get(request_id)
+            if reader is None or reader.whole or reader.processors[choice].finished:
+                continue
+            shown = reader.processors[choice].push(token)
+            reader.counts[choice] += 1
+            deltas[branch.key] = OutputDelta(
+                request_id,
+                choice,
+                shown.text,
+                shown.token_ids,
+                num_prompt_tokens=reader.num_prompt_tokens,
+                num_output_tokens=reader.counts[choice],
+                num_cached_tokens=reader.cached,
+            )
+            if shown.truncate_at is not None:
+                self.core.stop(request_id, choice, shown.truncate_at, shown.stop_reason)
 
     def _add_token(self, reader: _Reader, event: TokenEvent, deltas: _Deltas) -> None:
         processor = reader.processors[event.choice]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.errors import InvalidInput
 
-__all__ = ["Tokenizer", "TokenizerTraits", "content_digest"]
+__all__ = ["ByteTable", "Tokenizer", "TokenizerTraits", "content_digest"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,18 @@ class TokenizerTraits:
     named_templates: Mapping[str, str] = field(default_factory=dict)
 
 
+class ByteTable(dict[int, bytes]):
+    """The bytes of each token id, worked out when it is first looked up."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._bytes_of = bytes_of
+
+    def __missing__(self, token_id: int) -> bytes:
+        found = self[token_id] = self._bytes_of(token_id)
+        return found
+
+
 class Tokenizer(ABC):
     """Text to token ids and back. Immutable once built, and safe to use from several threads.
 
@@ -46,7 +58,8 @@ class Tokenizer(ABC):
     def __init__(self, traits: TokenizerTraits) -> None:
         self.traits = traits
         self._special_ids = frozenset(traits.special.values())
-        self._bytes: dict[int, bytes] = {}  # at most vocab_size entries
+        self._all_bytes = ByteTable(self._bytes_of)
+        self._text_bytes = ByteTable(lambda index: b"" if index in self._special_ids else self._all_bytes[index])
 
     @property
     def identity(self) -> str:
@@ -117,20 +130,20 @@ class Tokenizer(ABC):
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of some ids, by the definition in the class description. Never raises for odd bytes."""
-        raw = b"".join([self.token_bytes(i, skip_special_tokens=skip_special_tokens) for i in ids])
+        table = self.byte_table(skip_special_tokens=skip_special_tokens)
+        raw = b"".join([table[index] for index in ids])
         text = raw.decode("utf-8", "replace")
         return text[1:] if self.strip_leading_space and text.startswith(" ") else text
 
     def token_bytes(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
         """The raw bytes of one token; `b""` for a special one unless `skip_special_tokens` is false."""
-        if skip_special_tokens and token_id in self._special_ids:
-            return b""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._bytes_below_size(token_id)
-        return known
+        return self.byte_table(skip_special_tokens=skip_special_tokens)[token_id]
 
-    def _bytes_below_size(self, token_id: int) -> bytes:
+    def byte_table(self, *, skip_special_tokens: bool = True) -> ByteTable:
+        """`token_bytes` of every token, for those who look up many."""
+        return self._text_bytes if skip_special_tokens else self._all_bytes
+
+    def _bytes_of(self, token_id: int) -> bytes:
         if token_id < 0:
             raise InvalidInput("token_id", token_id, "token ids are not negative")
         return self._visible_bytes(token_id) if token_id < self.vocab_size else b""
