@@ -211,6 +211,8 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if given.rounds < 1:
         raise InvalidInput("rounds", given.rounds, "give at least 1")
+    if given.peers and not Path(given.peers).is_dir():
+        raise InvalidInput("peers", given.peers, "no such folder; benchmarks/install_peers.sh DIR makes one")
     given.only = [part for part in given.only.split(",") if part]
     unknown = set(given.only) - set(PARTS)
     if unknown:

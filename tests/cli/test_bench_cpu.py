@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.backends import native_measure
+from octavo.core.errors import InvalidInput
 from octavo.engine.bench_offline import Workload
 from octavo.weights.names import open_weights
 
@@ -24,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))  # its modules import one another by name
 
 import bars  # noqa: E402
+import bench_cpu  # noqa: E402
 import contest  # noqa: E402
 import load_client  # noqa: E402
 import own  # noqa: E402
@@ -187,6 +190,23 @@ def test_peers_are_those_whose_files_are_there(peers_folder: Path) -> None:
     assert peers.find_peers(str(peers_folder), "another", 2).describe() == "none"
     assert peers.find_peers(str(peers_folder), "smollm2-135m", 2, "OpenVINO int8, x").describe() == "OpenVINO int8"
     assert peers.find_peers("", "smollm2-135m-instruct", 2).describe() == "none"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--rounds", "0"], "rounds = 0"),
+        (["--only", "stream,nonsense"], "only = 'nonsense'"),
+        (["--peers", "nowhere"], "peers = 'nowhere': no such folder"),
+    ],
+)
+def test_wrong_flags_are_refused_before_any_work(
+    flags: list[str], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["bench_cpu.py", *flags])
+    with pytest.raises(InvalidInput, match=re.escape(told)):
+        bench_cpu.arguments()
 
 
 def test_llama_cpp_is_asked_for_the_workload(peers_folder: Path) -> None:
