@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 __all__ = [
-    *("DISTURBED", "FULL_ROWS", "MISSING", "ROWS", "STREAM", "Row", "Sample", "Value"),
+    *("DISTURBED", "FULL_ROWS", "MISSING", "ROWS", "STREAM", "TILE_ROWS", "Row", "Sample", "Value"),
     *("rows_of_state", "ratio", "shape_rows", "share", "speed", "state_of", "verdict"),
 ]
 
@@ -24,12 +24,13 @@ _UNITS = {"%": (100, ".1f", "%"), "x": (1, ".2f", "x"), "s": (1, ".2f", " s")}
 
 @dataclass(frozen=True)
 class Row:
-    """A bar. `unit`: % (shares), x (ratios) or s (seconds); `most`: the value may be the bar at most."""
+    """A bar, or a figure without one (floor and goal None). `unit`: % (shares), x (ratios) or s (seconds); `most`: the
+    value may be the bar at most."""
 
     key: str
     what: str
-    floor: float
-    goal: float
+    floor: float | None
+    goal: float | None
     unit: str = "%"
     most: bool = False
 
@@ -40,15 +41,15 @@ class Row:
         scale, digits, unit = _UNITS[self.unit]
         return f"{scale * value:{digits}}{unit}"
 
-    def reaches(self, value: Value, bar: float) -> bool:
+    def reaches(self, value: Value, bar: float | None) -> bool:
         """Whether a measured value meets floor or goal; never when what else the row asks for does not hold."""
-        if value.value is None or not value.holds:
+        if value.value is None or bar is None or not value.holds:
             return False
         return value.value <= bar if self.most else value.value >= bar
 
     def met(self, value: Value) -> str:
         """In a word."""
-        if value.value is None:
+        if value.value is None or self.goal is None:
             return "-"
         return "goal" if self.reaches(value, self.goal) else "floor" if self.reaches(value, self.floor) else "no"
 
@@ -108,6 +109,16 @@ ROWS: tuple[Row, ...] = (
     Row("http", "16 clients over HTTP against the best peer, and lower p95s", 1.5, 1.9, "x"),
     Row("prefix", "shared prefix, cold, against the best peer", 1.6, 2.2, "x"),
     Row("cache", "the same load, own prefix cache on against off", 2.0, 3.0, "x"),
+)
+
+
+# on a machine with tiles its own kernels, against what its tiles give: no bar was written for such a machine
+TILE_ROWS: tuple[Row, ...] = (
+    *(
+        Row(f"tiles {name}", f"products in prefill on tiles, share of their peak, {name}", None, None)
+        for name in _PRODUCTS[0]
+    ),
+    Row("tiles attention", "paged attention in prefill on tiles, share of their peak", None, None),
 )
 
 
@@ -189,7 +200,9 @@ def speed(samples: Sequence[Sample]) -> float:
 
 
 def verdict(rows: Sequence[Row], values: Mapping[str, Value]) -> list[str]:
-    """The table's last lines: how many rows were not measured, and of those that were, how many meet floor and goal."""
+    """The table's last lines: how many rows were not measured, and of those that were, how many meet floor and goal.
+    Figures without a bar count nowhere."""
+    rows = [row for row in rows if row.goal is not None]
     found = [(row, values[row.key]) for row in rows if row.key in values and values[row.key].value is not None]
     floors, goals = (sum(row.reaches(value, getattr(row, bar)) for row, value in found) for bar in ("floor", "goal"))
     return [

@@ -18,12 +18,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bars import DISTURBED, FULL_ROWS, ROWS, STREAM, Row, Value, rows_of_state, shape_rows, verdict
+from bars import DISTURBED, FULL_ROWS, ROWS, STREAM, TILE_ROWS, Row, Value, rows_of_state, shape_rows, verdict
 from contest import Contest, Duel
 from footprint import footprint_values
 from load_client import tokenizer_of
-from own import BATCHES, LOW_BIT, PREFILLS, Own, config, load_duels, other_duels, share_values, stream_duel
-from peaks import Peaks, measure_peaks, share_of_peak
+from own import (
+    BATCHES,
+    LOW_BIT,
+    PREFILLS,
+    Own,
+    config,
+    kernel_table,
+    load_duels,
+    other_duels,
+    share_values,
+    stream_duel,
+)
+from peaks import VECTORS_OF, Peaks, measure_peaks, share_of_peak
 from peers import Peers, find_peers
 from servers import http_duel, http_value
 from shapes import SHAPES, shape_folder
@@ -113,9 +124,9 @@ def small(report: Report, model: str, peers: Peers, parts: Sequence[str], rounds
     if "http" in parts:
         fast = [duel for duel in duels if duel.key == "batch 16"]
         values["http"] = http(report, model, _servers(peers, fast), own, rounds)
-    if "ops" in parts:
-        values.update(ops_values(report, model, rounds))
     report.add(rows_of_state(ROWS, state), values)
+    if "ops" in parts:
+        report.add(*ops_values(report, model, rounds))
     report.records[model] = {"own": own.record(), "duels": [duel.record() for duel in duels]}
 
 
@@ -134,23 +145,35 @@ def http(report: Report, model: str, peers: dict[str, tuple[Any, str]], own: Own
     return http_value(duel)
 
 
-def ops_values(report: Report, model: str, rounds: int) -> dict[str, Value]:
-    """The rows about single ops: prefill of 512 from 0 and behind 512. The head is no product of a prefill."""
+def ops_values(report: Report, model: str, rounds: int) -> tuple[Sequence[Row], dict[str, Value]]:
+    """Values about single ops: of the machine's vectors, which the bars were written for, and with more rows of its
+    tiles."""
+    table = report.card["native"]["table"]
+    values = _ops_values(report, model, rounds, VECTORS_OF.get(table, table), False)
+    if table not in VECTORS_OF:
+        return (), values
+    found = _ops_values(report, model, rounds, table, True)
+    return TILE_ROWS, {**values, **{f"tiles {key.removeprefix('products ')}": value for key, value in found.items()}}
+
+
+def _ops_values(report: Report, model: str, rounds: int, table: str, tiles: bool) -> dict[str, Value]:
+    """Of one kernel table: prefill of 512 from 0 and behind 512. The head is no product of a prefill."""
     values: dict[str, Value] = {}
     for name in ("bf16", "w8pc", "w8g64", "w4g32"):
-        say(f"{model}: ops, {name}")
-        bench = OpsBench(load_parts(config(model, name)), [Point(1, 512, 0), Point(1, 512, 512)], 16)
+        say(f"{model}: ops, {name}, {table}")
+        with kernel_table(table):
+            bench = OpsBench(load_parts(config(model, name)), [Point(1, 512, 0), Point(1, 512, 512)], 16)
         for at in range(rounds + 1):
             bench.round(at > 0)
         found = bench.results(report.card["native"])
         disturbed = sum(state["name"] == DISTURBED for state in bench.states) * 2 > len(bench.states)
         products = [r for r in found if r["cached"] == 0 and r["gop_s"] and r["op"] not in ("attention", "lm_head")]
         attention = [r for r in found if r["op"] == "attention"]
-        told = {f"products {name}": share_of_peak(products, report.peaks, True)}
+        told = {f"products {name}": share_of_peak(products, report.peaks, tiles)}
         if name == "bf16":
-            told["attention"] = share_of_peak(attention, report.peaks, False)
+            told["attention"] = share_of_peak(attention, report.peaks, tiles)
         values.update({key: Value(None, "the machine was disturbed") if disturbed else v for key, v in told.items()})
-        report.records[f"ops {name}"] = {"states": bench.states, "ops": found}
+        report.records[f"ops {name} {table}"] = {"states": bench.states, "ops": found}
     return values
 
 

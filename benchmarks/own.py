@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from bars import Sample, Value, share, state_of
@@ -16,7 +18,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.loader import LoadedEngine, load_engine
 
 __all__ = [
-    *("BATCHES", "LOW_BIT", "PREFILLS", "Own", "config", "quietly"),
+    *("BATCHES", "LOW_BIT", "PREFILLS", "Own", "config", "kernel_table", "quietly"),
     *("load_duels", "other_duels", "share_values", "stream_duel"),
 ]
 
@@ -38,6 +40,19 @@ def config(model: str, weight_format: str, **others: Any) -> EngineConfig:
     """The settings of every engine here: a memory that holds 64 streams, chunks of a whole step."""
     settings = {"kv_memory": "1GiB", "max_prefill_chunk": 512, "backend": "native", **others}
     return EngineConfig(model=model, format=weight_format, **settings)
+
+
+@contextmanager
+def kernel_table(name: str) -> Iterator[None]:
+    """What is loaded meanwhile uses this kernel table."""
+    before = os.environ.get("OCTAVO_NATIVE_ISA")
+    os.environ["OCTAVO_NATIVE_ISA"] = name
+    try:
+        yield
+    finally:
+        del os.environ["OCTAVO_NATIVE_ISA"]
+        if before is not None:
+            os.environ["OCTAVO_NATIVE_ISA"] = before
 
 
 def quietly(settings: EngineConfig) -> LoadedEngine:

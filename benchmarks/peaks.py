@@ -17,11 +17,11 @@ from typing import Any
 
 from bars import Value
 
-__all__ = ["Peaks", "measure_peaks", "share_of_peak"]
+__all__ = ["VECTORS_OF", "Peaks", "measure_peaks", "share_of_peak"]
 
 _SOURCE = Path(__file__).with_name("tile_peak.c")
 _FLAGS = ("-O2", "-mamx-tile", "-mamx-int8", "-mamx-bf16", "-pthread")
-_VECTORS_OF = {"amx": "avx512_vnni_bf16"}  # the table whose vectors a table has beside its tiles
+VECTORS_OF = {"amx": "avx512_vnni_bf16"}  # the table whose vectors a table has beside its tiles
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,16 @@ class Peaks:
     dots: Mapping[str, float]
     tiles: Mapping[str, float]
 
-    def of(self, kind: str, rate: float, products: bool) -> tuple[float, str]:
-        """The peak that a rate is held against, and what gives it; (0, "") where none is known.
-
-        Products run on tiles where there are any. What is no product is held against the vectors' dots, unless it is
-        faster than they could be.
-        """
-        dots, tiles = self.dots.get(kind, 0.0), self.tiles.get(kind, 0.0)
-        if tiles and (products or rate > dots):
-            return tiles, "tiles"
-        return (dots, "dots") if dots else (0.0, "")
+    def of(self, kind: str, tiles: bool) -> tuple[float, str]:
+        """The peak of tiles or of the vectors' dots, and its name; 0 where it is not known."""
+        return (self.tiles if tiles else self.dots).get(kind, 0.0), "tiles" if tiles else "dots"
 
 
 def measure_peaks(native: Mapping[str, Any]) -> Peaks:
     """The peaks behind a machine card's native part."""
     threads = native["threads"]
     dots = dict(native["dots_gop_s"][str(threads)])
-    below = _VECTORS_OF.get(native["table"])
+    below = VECTORS_OF.get(native["table"])
     if below is None:
         return Peaks(dots, {})
     tiles = {kind: rate for kind, rate in dots.items() if rate and kind != "fp32"} or _tiles(threads)
@@ -74,7 +67,7 @@ def _tiles(threads: int) -> dict[str, float]:
     return dict(json.loads(done.stdout))
 
 
-def share_of_peak(records: Sequence[Mapping[str, Any]], peaks: Peaks, products: bool) -> Value:
+def share_of_peak(records: Sequence[Mapping[str, Any]], peaks: Peaks, tiles: bool) -> Value:
     """Operations of some ops together, over their time, against the peak of what they run on (records of OpsBench)."""
     from octavo.engine.bench_cost import PEAK_OF
 
@@ -82,10 +75,10 @@ def share_of_peak(records: Sequence[Mapping[str, Any]], peaks: Peaks, products: 
         return Value(None, "not measured")
     kind = PEAK_OF[records[0]["format"]]
     rate = sum(r["operations"] for r in records) / sum(r["microseconds"] for r in records) / 1e3
-    peak, what = peaks.of(kind, rate, products)
+    peak, what = peaks.of(kind, tiles)
     if not peak:
         return Value(None, f"no peak of {kind} is known for this kernel table; {rate:.0f} Gop/s")
     note = f"{rate:.0f} of {peak:.0f} Gop/s, {kind} {what}"
-    if what == "tiles" and peaks.dots.get(kind):
-        note += f"; {100 * rate / peaks.dots[kind]:.0f}% of the {peaks.dots[kind]:.0f} of vector dots"
+    if tiles and peaks.dots.get(kind):
+        note += f"; {100 * rate / peaks.dots[kind]:.0f}% of the {peaks.dots[kind]:.0f} of the vectors' dots"
     return Value(rate / peak, note)

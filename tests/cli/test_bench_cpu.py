@@ -47,7 +47,7 @@ def quick_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_measured_rows_count() -> None:
     assert len(bars.ROWS) == len({row.key for row in bars.ROWS}) == 22
-    assert all(0 < row.floor < row.goal for row in bars.ROWS)
+    assert all(0 < (row.floor or 0) < (row.goal or 0) for row in bars.ROWS)
     values = {row.key: bars.Value(None, "no") for row in bars.ROWS}
     values["near bf16"] = bars.Value(0.94)  # goal
     values["far bf16"] = bars.Value(0.71)  # floor
@@ -57,6 +57,9 @@ def test_only_measured_rows_count() -> None:
         "not measured: 18 of 22 rows, which count as neither met nor missed",
         "floors met: 2 of 4; goals met: 1 of 4",
     ]
+    told = bars.verdict((*bars.ROWS, *bars.TILE_ROWS), {**values, "tiles bf16": bars.Value(0.9)})
+    assert told == bars.verdict(bars.ROWS, values), "a figure without a bar was counted"
+    assert bars.TILE_ROWS[0].met(bars.Value(0.9)) == bars.TILE_ROWS[0].show(bars.TILE_ROWS[0].floor) == "-"
     most = bars.Row("load", "load", 1.0, 1.0, "s", most=True)
     assert [most.met(bars.Value(seconds)) for seconds in (0.9, 1.1, None)] == ["goal", "no", "-"]
 
@@ -152,15 +155,16 @@ def test_rates_count_what_their_kind_says(first: float, rest: float, streams: in
 # ---- peaks
 
 
-def test_products_are_held_against_tiles_and_others_against_what_they_can_reach() -> None:
+def test_ops_are_held_against_what_they_run_on() -> None:
     found = peaks.Peaks({"int8": 100.0, "bf16": 50.0}, {"int8": 800.0, "bf16": 400.0})
-    assert found.of("bf16", 40.0, products=True) == (400.0, "tiles")
-    assert found.of("bf16", 40.0, products=False) == (50.0, "dots")
-    assert found.of("bf16", 60.0, products=False) == (400.0, "tiles")
-    assert found.of("fp32", 1.0, products=True) == (0.0, "")
-    record = {"format": "w8g64", "operations": 4e8, "microseconds": 1e3}
-    value = peaks.share_of_peak([record, record], found, products=True)
-    assert value.value == 0.5 and "400 of 800 Gop/s, int8 tiles; 400% of the 100 of vector dots" in value.note
+    record = {"format": "w8g64", "operations": 4e7, "microseconds": 1e3}
+    on_dots = peaks.share_of_peak([record, record], found, tiles=False)
+    assert on_dots.value == 0.4 and on_dots.note == "40 of 100 Gop/s, int8 dots"
+    on_tiles = peaks.share_of_peak([record, record], found, tiles=True)
+    assert (
+        on_tiles.value == 0.05 and "40 of 800 Gop/s, int8 tiles; 40% of the 100 of the vectors' dots" in on_tiles.note
+    )
+    assert peaks.share_of_peak([{**record, "format": "fp32"}], found, tiles=True).value is None
     assert peaks.share_of_peak([record], peaks.Peaks({}, {}), True).value is None
 
 
