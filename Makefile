@@ -26,7 +26,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean
+.PHONY: ablate bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -91,6 +91,9 @@ qemu: $(VENV)/.cmake ## the same for ARM, run by qemu and held against vectors o
 
 codegen: $(VENV)/.native ## no dot loop of a table keeps a vector on the stack
 	@$(PYTHON) native/tests/check_codegen.py build/native/CMakeFiles/octavo_objects.dir/src/kernels_*.o
+
+ablate: $(VENV)/.cmake ## what the orders that promise equal bytes cost: whole steps without each of them (ARGS="bf16")
+	@sh native/tests/ablate.sh $(ARGS)
 
 format: $(VENV)/.installed-dev ## format the sources and mend what lint can mend
 	@$(BIN)/ruff check --fix --quiet .

@@ -2,6 +2,7 @@
 // made. Everything a step touches was allocated and checked when the program was opened; a step's own numbers are
 // checked before it starts.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,10 @@ constexpr int64_t kFewRows = 2;          // up to here every thread prepares all
 constexpr int64_t kSharedPanelRows = 8;  // from here on a panel left over is shared by rows
 constexpr int64_t kAheadBytes = 128 << 10;  // of its next weights that a waiting thread fetches: they stay in the second-level cache
 constexpr int64_t kMostStates = 4 << 20;  // floats of attention states that a program keeps room for
+
+#ifdef OCTAVO_ABLATE_CLAIMS
+inline std::atomic<int64_t> claims[1024][Pool::kMaxThreads];  // of (record, lot): panels that threads have taken in this step
+#endif
 
 // A record with its weights looked up.
 struct Op {

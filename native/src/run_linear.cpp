@@ -95,7 +95,18 @@ int64_t Program::panels(const Op& op, int lot) const {
 void Program::multiply_share(const Op& op, const Act& act, int64_t m, int thread) {
   const bool shares = m >= kSharedPanelRows;
   const uint8_t* next = next_panel(op, thread);
+#ifdef OCTAVO_ABLATE_CLAIMS  // native/tests/ablate.sh: what would threads gain that take the next panel, whosever it is?
+  for (int i = 0, lot = thread; i < engine_->threads; i++, lot = (lot + 1) % engine_->threads) {
+    std::atomic<int64_t>& taken = claims[&op - ops_.data()][lot];
+    const int64_t count = shares ? op.least : panels(op, lot);
+    const uint8_t* first = first_weights(op, lot).next;
+    for (int64_t p; (p = taken.fetch_add(1)) < count;) {
+      multiply(op, act, {0, m, 0}, lot, p, p + 1, p + 1 < count ? first + (p + 1) * op.mats[0]->mat.panel_bytes : next);
+    }
+  }
+#else
   multiply(op, act, {0, m, 0}, thread, 0, shares ? op.least : panels(op, thread), next);
+#endif
   for (int lot = 0; shares && lot < engine_->threads; lot++) {
     multiply(op, act, {part(m, thread), part(m, thread + 1), 0}, lot, op.least, panels(op, lot), next);
   }

@@ -80,6 +80,9 @@ int64_t Program::rows(int32_t buffer) const {
 // Values lie one after the other, as close as this step's rows allow.
 void Program::bind(const octavo_step& step) {
   step_ = &step;
+#ifdef OCTAVO_ABLATE_CLAIMS
+  for (size_t i = 0; i < ops_.size(); i++) std::fill_n(claims[i], engine_->threads, 0);
+#endif
   mode_t_ = mode_for(step.tokens);
   mode_r_ = mode_for(step.logit_rows);
   uint8_t* next = values_;

@@ -227,7 +227,8 @@ void times(const std::vector<Build>& builds, const Point& p, int rounds, bool dr
   std::vector<std::map<std::string, std::vector<double>>> parts(builds.size());
   std::vector<double> read, meet;
   for (int round = 0; round <= rounds; round++) {
-    for (size_t i = 0; i < builds.size(); i++) {
+    for (size_t turn = 0; turn < builds.size(); turn++) {
+      const size_t i = (turn + static_cast<size_t>(round)) % builds.size();  // whoever comes first finds its own threads awake
       const Build& b = builds[i];
       const int steps = p.rows() >= 128 ? 1 : p.rows() >= 16 ? 3 : 8;
       for (int s = 0; s <= steps; s++) {
