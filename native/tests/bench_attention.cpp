@@ -165,6 +165,7 @@ int main(int argc, char** argv) {
       decode(k, random, shape, 64, 128, 12);
       decode(k, random, shape, 64, 1024, 2);
       decode(k, random, shape, 1, 4096, 30);
+      decode(k, random, shape, 1, 1024, 1);  // from the second-level cache: what the kernel itself takes
       prefill(k, random, shape, 0, 512, peak);
       prefill(k, random, shape, 512, 512, peak);
     }
