@@ -160,6 +160,47 @@ def test_an_error_in_the_loop_reaches_every_reader(monkeypatch: pytest.MonkeyPat
     run(body())
 
 
+def test_steps_do_not_wait_for_readers_and_nothing_overtakes_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        engine, gate = make(), threading.Event()
+        engine._outbox.put(gate.wait)
+        whole = asyncio.create_task(read(engine, [1, 5, 6], LONG))
+        while not engine.stats()["steps"] or engine.loaded.core.has_work:
+            await asyncio.sleep(0.001)
+        assert not whole.done()
+        gate.set()
+        assert len(tokens(await whole)) == 60
+
+        gate.clear()
+        step, count = engine.loaded.core.step, 0
+
+        def failing(now: float) -> Any:
+            nonlocal count
+            count += 1
+            if count == 4:
+                raise MemoryError("injected")
+            return step(now)
+
+        monkeypatch.setattr(engine.loaded.core, "step", failing)
+        engine._outbox.put(gate.wait)
+        stream, seen = engine.generate([1, 5, 6], LONG), []
+
+        async def follow() -> None:
+            async for delta in stream:
+                seen.append(delta)
+
+        follower = asyncio.create_task(follow())
+        while engine.health_problem() is None:
+            await asyncio.sleep(0.001)
+        gate.set()
+        with pytest.raises(EngineStopped):
+            await follower
+        assert len(tokens(seen)) == 3
+        engine.shutdown()
+
+    run(body())
+
+
 def test_an_error_in_the_model_ends_its_request_alone() -> None:
     async def body() -> None:
         engine = make()

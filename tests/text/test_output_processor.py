@@ -120,6 +120,22 @@ def test_replay_is_the_same_fold(raw_bytes: Tokenizer, ids: list[int], cut: int)
     assert first.finish() == again.finish()
 
 
+@given(
+    st.lists(st.one_of(st.integers(0, END), st.sampled_from(list("é€".encode()))), max_size=20),
+    st.sampled_from([(), ("AB",)]),
+)
+def test_a_plain_push_is_a_push_or_leaves_it_alone(raw_bytes: Tokenizer, ids: list[int], stop: tuple[str, ...]) -> None:
+    params = SamplingParams(stop=stop, min_tokens=3)
+    plain, whole = OutputProcessor(raw_bytes, params), OutputProcessor(raw_bytes, params)
+    for index in ids:
+        text = plain.push_plain(index)
+        assert (text is None) == (bool(stop) or index == END or whole.finished)
+        shown = whole.push(index)
+        assert (plain.push(index).text if text is None else text) == shown.text
+        assert (plain.num_tokens, plain.finished) == (whole.num_tokens, whole.finished)
+    assert plain.finish() == whole.finish()
+
+
 def test_offsets_and_logprob_entries(raw_bytes: Tokenizer) -> None:
     deltas, _ = run(raw_bytes, [*"aéb".encode()])
     assert [delta.offset for delta in deltas[:-1]] == [0, 1, 1, 2]

@@ -22,6 +22,8 @@ class IncrementalDetokenizer:
     A fold over the ids: pushing them again, in any grouping, rebuilds the same state. O(1) per token.
     """
 
+    __slots__ = ("_finished", "_partial", "_strip", "_table", "num_chars")
+
     def __init__(
         self, tokenizer: Tokenizer, prompt_tail_ids: Iterable[int] = (), *, skip_special_tokens: bool = True
     ) -> None:
@@ -37,6 +39,18 @@ class IncrementalDetokenizer:
             raise OctavoError("the detokenizer is finished; make a new one and replay the ids")
         table = self._table
         return self._decoded(self._partial + b"".join([table[index] for index in ids]), False)
+
+    def push_one(self, token_id: int) -> str:
+        """`push` of one id, at half the cost: nearly every token takes this way."""
+        if self._finished:
+            return self.push((token_id,))
+        data = self._partial + self._table[token_id] if self._partial else self._table[token_id]
+        text, used = utf_8_decode(data, "replace", False)
+        self._partial = data[used:]
+        if self._strip:
+            return self._returned(text)
+        self.num_chars += len(text)
+        return text
 
     def finish(self) -> str:
         """What was held back, as text. A second call returns nothing."""

@@ -42,6 +42,17 @@ class OutputProcessor:
     complete a stop string.
     """
 
+    __slots__ = (
+        "_detokenizer",
+        "_end",
+        "_end_ids",
+        "_eos_ids",
+        "_matcher",
+        "_params",
+        "_stop_ids",
+        "num_tokens",
+    )
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -74,7 +85,7 @@ class OutputProcessor:
         offset = self._detokenizer.num_chars
         if not self._params.stop and token_id not in self._end_ids:  # most tokens
             self.num_tokens += 1
-            return TextDelta(self._detokenizer.push((token_id,)), (token_id,), offset)
+            return TextDelta(self._detokenizer.push_one(token_id), (token_id,), offset)
         may_end = self.num_tokens >= self._params.min_tokens
         self.num_tokens += 1
         ends = may_end and token_id in self._end_ids
@@ -92,6 +103,13 @@ class OutputProcessor:
         if delta.finished:
             self._end = TextDelta(finished=True, stop_reason=reason, truncate_at=kept, offset=offset + len(text))
         return delta
+
+    def push_plain(self, token_id: int) -> str | None:
+        """The text of one more token where nothing can end; None, and nothing is consumed, where `push` has to look."""
+        if self._end is not None or self._params.stop or token_id in self._end_ids:
+            return None
+        self.num_tokens += 1
+        return self._detokenizer.push_one(token_id)
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         """`push` of each; the text that they show together."""

@@ -1,6 +1,9 @@
 """AsyncEngine: one thread runs the step loop, any number of coroutines read their requests' text.
 
-coroutine -> inbox (thread-safe) -> engine thread: drain, step, route -> event loop of the coroutine -> its mailbox
+coroutine -> inbox (thread-safe) -> engine thread: drain, step, route -> delivery thread -> event loop -> mailbox
+
+Waking an event loop gives it the interpreter: from the engine's thread, the next step would wait for what all readers
+do with their tokens. The delivery thread wakes them while the model computes.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from octavo.core.errors import OctavoError
@@ -77,6 +81,7 @@ class AsyncEngine:
         self.clock = clock
         self._router = OutputRouter(loaded.core, loaded.parts.tokenizer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()  # None: the last one
         self._mailboxes: dict[str, _Mailbox] = {}
         self._failure: BaseException | None = None
         self._stopping = False
@@ -84,6 +89,8 @@ class AsyncEngine:
         self._stats: Mapping[str, float] = engine_stats(loaded.core)
         self._next_id = 0
         self._lock = threading.Lock()
+        self._deliverer = threading.Thread(target=_run_all, args=(self._outbox,), name="octavo-delivery", daemon=True)
+        self._deliverer.start()
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
 
@@ -172,8 +179,9 @@ class AsyncEngine:
         with self._lock:
             self._stopping = True
             self._inbox.put(lambda: None)  # wakes the thread
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+        for thread in (self._thread, self._deliverer):  # the second ends with what the first has sent
+            if threading.current_thread() is not thread:
+                thread.join(timeout)
 
     # -- in the caller's thread
 
@@ -276,7 +284,7 @@ class AsyncEngine:
             time.sleep(_IDLE_NAP)
 
     def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
-        """Wake each event loop once for all that a step has for its coroutines."""
+        """Have each event loop woken once for all that a step has for its coroutines."""
         posts: dict[asyncio.AbstractEventLoop, list[tuple[_Mailbox, OutputDelta]]] = {}
         for delta in deltas:
             mailbox = self._mailboxes.get(delta.request_id)
@@ -284,10 +292,15 @@ class AsyncEngine:
                 posts.setdefault(mailbox.loop, []).append((mailbox, delta))
                 if delta.last:
                     self._forget(delta.request_id)
+        if posts:
+            self._outbox.put(partial(self._tell_readers, posts))
+
+    def _tell_readers(self, posts: dict[asyncio.AbstractEventLoop, list[tuple[_Mailbox, OutputDelta]]]) -> None:
+        """In the delivery thread."""
         for loop, post in posts.items():
             if not _tell(loop, _put_all, post):  # it is gone, and so are its readers
                 for mailbox, delta in post:
-                    self._cancel(delta.request_id, mailbox)
+                    self._post(partial(self._cancel, delta.request_id, mailbox))
 
     def _end_all(self, reason: Exception) -> None:
         """Nobody will run a command any more: answer those that are queued and everyone who waits."""
@@ -300,12 +313,18 @@ class AsyncEngine:
                 continue
         left, core = dict(self._mailboxes), self.loaded.core
         for request_id, mailbox in left.items():
-            _tell(mailbox.loop, mailbox.fail, reason)
+            self._outbox.put(partial(_tell, mailbox.loop, mailbox.fail, reason))  # after what it was sent
             self._forget(request_id)
+        self._outbox.put(None)
         if self._failure is None:  # after a failure nothing is known of the core
             for request_id in left:
                 core.cancel(request_id)
             core.step(self.clock())  # cancels, and runs nothing
+
+
+def _run_all(calls: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
 
 
 def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *values: object) -> bool:

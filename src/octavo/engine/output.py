@@ -44,6 +44,8 @@ class OutputDelta:
 class _Reader:
     """The text side of one request: a processor for each choice."""
 
+    __slots__ = ("cached", "counts", "num_prompt_tokens", "processors", "request", "whole")
+
     def __init__(self, request: Request, tokenizer: Tokenizer, whole: bool) -> None:
         self.request = request
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -109,24 +111,31 @@ class OutputRouter:
 
     def _add_drawn(self, events: StepEvents, deltas: _Deltas) -> None:
         """``_add_token`` for the plain decodes of a step, which nothing precedes."""
+        readers = self._readers
         for branch, token in zip(events.branches, events.token_ids, strict=True):
-            request_id, choice = branch.key
-            reader = self._readers.get(request_id)
-            if reader is None or reader.whole or reader.processors[choice].finished:
+            request_id, choice = key = branch.key
+            reader = readers.get(request_id)
+            if reader is None or reader.whole:
                 continue
-            shown = reader.processors[choice].push(token)
-            reader.counts[choice] += 1
-            deltas[branch.key] = OutputDelta(
+            processor = reader.processors[choice]
+            text, truncate_at = processor.push_plain(token), None
+            if text is None:
+                if processor.finished:
+                    continue
+                shown = processor.push(token)
+                text, truncate_at = shown.text, shown.truncate_at
+            reader.counts[choice] = count = reader.counts[choice] + 1
+            deltas[key] = OutputDelta(
                 request_id,
                 choice,
-                shown.text,
-                shown.token_ids,
+                text,
+                (token,),
                 num_prompt_tokens=reader.num_prompt_tokens,
-                num_output_tokens=reader.counts[choice],
+                num_output_tokens=count,
                 num_cached_tokens=reader.cached,
             )
-            if shown.truncate_at is not None:
-                self.core.stop(request_id, choice, shown.truncate_at, shown.stop_reason)
+            if truncate_at is not None:
+                self.core.stop(request_id, choice, truncate_at, shown.stop_reason)
 
     def _add_token(self, reader: _Reader, event: TokenEvent, deltas: _Deltas) -> None:
         processor = reader.processors[event.choice]
