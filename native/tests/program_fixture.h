@@ -10,7 +10,7 @@
 namespace check {
 
 constexpr int32_t kHidden = 80, kHeads = 4, kKVHeads = 2, kDim = 16, kInner = 100, kVocab = 131, kExperts = 3, kWindow = 20;
-constexpr int32_t kMaxTokens = 256, kMaxSequences = 8, kMaxPositions = 192, kPages = 80;
+constexpr int32_t kMaxTokens = 256, kMaxSequences = 8, kMaxPositions = 192, kLongest = 1088, kPages = 128;
 enum Buffer_ : int32_t { X, Q, K, V, O, GATE, ROUTER, Y, LAST, LOGITS, BUFFERS };
 
 // The records of a program; `spec()` points into them.
@@ -45,10 +45,10 @@ struct Model {
   KVPtr kv;
   ProgramPtr program;
   Records records;
-  int32_t page_size;
+  int32_t page_size, window, positions;
 
-  Model(const char* isa, int32_t threads, int32_t format, int32_t kv_type, int32_t pages_of)
-      : engine(octavo_open(isa, threads)), page_size(pages_of) {
+  Model(const char* isa, int32_t threads, int32_t format, int32_t kv_type, int32_t pages_of, int32_t seen = kWindow, int32_t most = kMaxPositions)
+      : engine(octavo_open(isa, threads)), page_size(pages_of), window(seen), positions(most) {
     if (!CHECK(engine != nullptr)) exit(1);
     kv.reset(octavo_kv_open(engine.get(), kv_type, page_size, kKVHeads, kDim, 1, kPages));
     CHECK(kv != nullptr);
@@ -101,7 +101,7 @@ struct Model {
     if (layer == 1) rope.w[0] = vector(kDim, 1), rope.w[1] = vector(kDim, 1);
     octavo_op& attention = op(OCTAVO_ATTENTION);
     attention.in[0] = Q, attention.out[0] = O, attention.i[1] = layer, attention.i[2] = kDim, attention.f[0] = 0.25f;
-    if (layer == 1) attention.i[3] = kWindow, attention.w[0] = vector(kHeads, 0), attention.f[1] = 30;
+    if (layer == 1) attention.i[3] = window, attention.w[0] = vector(kHeads, 0), attention.f[1] = 30;
   }
   void layer(int32_t number) {
     linear(X, {Q, K, V}, {matrix(kHeads * kDim, kHidden), matrix(kKVHeads * kDim, kHidden), matrix(kKVHeads * kDim, kHidden)}, vector(kHidden, 1));
@@ -139,7 +139,7 @@ struct Model {
     octavo_program_spec& s = records.limits;
     s.size = int32_t(sizeof s), s.num_buffers = BUFFERS, s.num_ops = int32_t(records.ops.size()), s.num_ropes = 1, s.num_layers = 2;
     s.num_groups = 2, s.max_tokens = kMaxTokens, s.max_sequences = kMaxSequences, s.max_logit_rows = kMaxTokens;
-    s.max_positions = kMaxPositions, s.vocab_size = kVocab, s.logits = LOGITS, s.hidden = Y, s.num_extra = int32_t(records.extra.size());
+    s.max_positions = positions, s.vocab_size = kVocab, s.logits = LOGITS, s.hidden = Y, s.num_extra = int32_t(records.extra.size());
   }
 };
 

@@ -139,6 +139,69 @@ void test_format(const char* isa, int32_t format, int32_t kv_type) {
   }
 }
 
+// ---- pages that several sequences name
+
+// Sequences of several chunks of 512 positions, each on pages of its own to begin with.
+struct Long {
+  Model model;
+  int32_t width, sequences;
+  std::vector<int32_t> table;
+
+  Long(const char* isa, int32_t threads, int32_t format, int32_t kv_type, int32_t window, int32_t count)
+      : model(isa, threads, format, kv_type, 64, window, kLongest), width(kLongest / 64), sequences(count) {
+    for (int32_t p = 0; p < 2 * count * width; p++) table.push_back(p);
+  }
+  void add(Step* step, const std::vector<int32_t>& tokens, int32_t s, int32_t from, int32_t to) { step->add(tokens, from, to, s); }
+  std::vector<float> run(Step* step) {
+    step->width = width, step->table_rows = sequences, step->table = table;
+    const octavo_step record = step->record();
+    if (!CHECK(octavo_run(model.program.get(), &record) == 0)) printf("  %s\n", octavo_error()), exit(1);
+    std::vector<float> logits;
+    copy_rows(model.program.get(), record.logit_rows, &logits);
+    return logits;
+  }
+  std::vector<float> prefill(const std::vector<int32_t>& tokens, int32_t s, int32_t end) {
+    std::vector<float> last;
+    for (int32_t from = 0; from < end; from += kMaxTokens) {
+      Step step;
+      add(&step, tokens, s, from, std::min(end, from + kMaxTokens));
+      last = run(&step);
+    }
+    return std::vector<float>(last.end() - kVocab, last.end());
+  }
+};
+
+// Sequences that begin alike, first on pages of their own, then on those of the first one: in the first group of pages alone, which
+// must not make the second one read what it does not name.
+void test_shared(const char* isa, int32_t format, int32_t kv_type, int32_t window) {
+  constexpr int32_t kCommon = 1024 + 9, kCount = 3;
+  Random random(uint64_t(format + window));
+  std::vector<int32_t> common;
+  for (int32_t i = 0; i < kCommon; i++) common.push_back(int32_t(random.below(kVocab)));
+  std::vector<std::vector<int32_t>> prompts(kCount, common);
+  std::vector<std::vector<float>> expected;  // of each: at the position before the last 4, and at the last
+  for (std::vector<int32_t>& tokens : prompts) {
+    for (int64_t i = 0, n = random.between(5, 20); i < n; i++) tokens.push_back(int32_t(random.below(kVocab)));
+    expected.push_back(Long(isa, 1, format, kv_type, window, kCount).prefill(tokens, 0, int32_t(tokens.size()) - 4));
+    expected.push_back(Long(isa, 1, format, kv_type, window, kCount).prefill(tokens, 0, int32_t(tokens.size())));
+  }
+  for (int32_t threads = 1; threads <= 4; threads++) {
+    Long all(isa, threads, format, kv_type, window, kCount);
+    for (int32_t s = 0; s < kCount; s++) all.prefill(prompts[size_t(s)], s, int32_t(prompts[size_t(s)].size()) - 5);
+    for (int32_t s = 1; s < kCount; s++) std::copy_n(all.table.begin(), 1024 / 64, all.table.begin() + s * all.width);
+    // where both layers see everything, the first sequence has another past in the second one: the others must not read that
+    const int32_t checked = window == 0 ? 1 : 0;
+    if (window == 0) std::fill_n(all.table.begin() + kCount * all.width, 1024 / 64, kPages - 1);
+    Step decode, several;
+    for (int32_t s = 0; s < kCount; s++) all.add(&decode, prompts[size_t(s)], s, int32_t(prompts[size_t(s)].size()) - 5, int32_t(prompts[size_t(s)].size()) - 4);
+    std::vector<float> found = all.run(&decode);
+    for (int32_t s = checked; s < kCount; s++) CHECK(!memcmp(&found[size_t(s) * kVocab], expected[size_t(2 * s)].data(), kVocab * sizeof(float)));
+    for (int32_t s = 0; s < kCount; s++) all.add(&several, prompts[size_t(s)], s, int32_t(prompts[size_t(s)].size()) - 4, int32_t(prompts[size_t(s)].size()));
+    found = all.run(&several);
+    for (int32_t s = checked; s < kCount; s++) CHECK(!memcmp(&found[size_t(4 * s + 3) * kVocab], expected[size_t(2 * s + 1)].data(), kVocab * sizeof(float)));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -146,6 +209,10 @@ int main(int argc, char** argv) {
   for (const octavo::Kernels* k : tables(argc > 1 ? argv[1] : nullptr)) {
     test_format(k->name, octavo::FMT_W8G64, table % octavo::KV_COUNT);
     for (int32_t format = table % 3; format < octavo::FMT_COUNT; format += 3) test_format(k->name, format, (format + table) % octavo::KV_COUNT);
+    if (table == 0 || !strcmp(k->name, "generic")) {
+      test_shared(k->name, octavo::FMT_BF16, octavo::KV_INT8, 0);
+      test_shared(k->name, octavo::FMT_W8G64, octavo::KV_BF16, kWindow);
+    }
     table++;
   }
   return finish("test_program");
