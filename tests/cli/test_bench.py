@@ -79,6 +79,7 @@ def test_offline_writes_every_sample_with_its_state(octavo: Any) -> None:
         assert 0 < low <= record["tokens_per_s"] <= high and len(record["samples"]) == 2
         assert all(s["state"]["read_gb_s"] > 0 and s["tokens_per_s"] > 0 for s in record["samples"])
         assert (record["share_of_bound"] is not None) == (record["kind"] == "decode")
+        assert 0 < record["python_share"] < 1 and record["python_ms_per_step"] > 0
     one, _, _, behind = found["workloads"]
     assert behind["bytes_per_step"] - one["bytes_per_step"] > 0  # 12 tokens more are read
     assert sum(s["samples"] for s in one["share_by_state"].values()) == 2
@@ -139,11 +140,13 @@ def test_rounds_are_cold_except_for_fixed_prompts() -> None:
     loaded = load_engine(EngineConfig(model=TINY, backend="native", seed=1), say=lambda line: None)
     shared = Workload("shared", "batch", 2, 40, 2, shared=32)
     bench = OfflineBench(loaded, [shared, Workload("warm", "decode", 1, 40, 3, fixed=True)])
+    loaded.core.metrics.spent("plan", 1e6)  # before the bench: no step of its
     hits = []
     for keep in (False, True, True):
         before = loaded.core.kv.usage().prefix.hit_units
         bench.round(keep)
         hits.append(loaded.core.kv.usage().prefix.hit_units - before)
+    assert all(0 < record["python_ms_per_step"] < 1e3 for record in bench.results())
     assert hits == [32, 71, 71]  # of the other stream; then all of the warm prompt but its last token
     first, second = ([list(r.prompt_token_ids) for r in bench._requests(shared)] for _ in range(2))
     assert first == second and first[0][:32] == first[1][:32] and first[0][32:] != first[1][32:]

@@ -192,7 +192,7 @@ def _dots(native: dict[str, Any], threads: str) -> list[tuple[str, float]]:
 
 
 def _show_offline(result: dict[str, Any]) -> None:
-    table = _table("workload", "tok/s", "lowest", "highest", "first token", "of the bound")
+    table = _table("workload", "tok/s", "lowest", "highest", "first token", "Python a step", "of the bound")
     for record in result["workloads"]:
         low, high = record["tokens_per_s_range"]
         table.add_row(
@@ -201,13 +201,14 @@ def _show_offline(result: dict[str, Any]) -> None:
             f"{low:.1f}",
             f"{high:.1f}",
             f"{record['first_token_ms']:.1f} ms",
+            f"{record['python_ms_per_step']:.2f} ms, {100 * record['python_share']:.1f}%",
             _shares(record),
         )
     _print(table)
     for name, reason in result["left_out"].items():
         _print(f"left out: {name}: {reason}")
     _print("\none stream: from the first token on; streams: output over the whole time; bound: bytes of weights and KV")
-    _print("read by a step, over the read rate measured just before")
+    _print("read by a step, over the read rate measured just before; Python a step: all but the model, mean and share")
 
 
 def _shares(record: dict[str, Any]) -> str:

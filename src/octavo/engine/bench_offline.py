@@ -61,6 +61,7 @@ class _Samples:
     values: list[float] = field(default_factory=list)
     first_ms: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
+    python: list[tuple[float, float]] = field(default_factory=list)  # share of the steps, seconds a step
     states: list[dict[str, Any] | None] = field(default_factory=list)
 
 
@@ -70,6 +71,15 @@ class _Timing:
     first: float
     last: float
     tokens: int
+    steps: int
+    phases: dict[str, float]  # seconds of all steps, by the names of `metrics.PHASES`
+
+    @property
+    def python(self) -> tuple[float, float]:
+        """What was not the model's: as a share of the steps' time, and in seconds a step."""
+        total = sum(self.phases.values())
+        own = total - self.phases["model"]
+        return own / total, own / self.steps
 
 
 def standard_workloads(
@@ -143,11 +153,14 @@ class OfflineBench:
         samples.values.append(value)
         samples.first_ms.append(1e3 * (timing.first - timing.begin))
         samples.total_s.append(timing.last - timing.begin)
+        samples.python.append(timing.python)
         samples.states.append(state)
 
     def _run(self, workload: Workload) -> _Timing:
         for request in self._requests(workload):
             self.core.submit(request, self.clock())
+        metrics = self.core.metrics
+        before, steps = dict(metrics.phase_seconds), metrics.num_steps
         begin, first, last, tokens = self.clock(), 0.0, 0.0, 0
         while self.core.has_work:
             events = self.core.step(self.clock())
@@ -159,7 +172,8 @@ class OfflineBench:
                     first, last, tokens = first or now, now, tokens + 1
         if tokens != workload.streams * workload.output:
             raise OctavoError(f"{workload.name}: {tokens} tokens came of {workload.streams * workload.output}")
-        return _Timing(begin, first, last, tokens)
+        phases = {name: seconds - before[name] for name, seconds in metrics.phase_seconds.items()}
+        return _Timing(begin, first, last, tokens, metrics.num_steps - steps, phases)
 
     def _requests(self, workload: Workload) -> Iterator[Request]:
         parts = self.loaded.parts
@@ -192,6 +206,8 @@ class OfflineBench:
             "tokens_per_s_range": [min(samples.values), max(samples.values)],
             "first_token_ms": median(samples.first_ms),
             "total_s": median(samples.total_s),
+            "python_share": median(share for share, _ in samples.python),
+            "python_ms_per_step": 1e3 * median(seconds for _, seconds in samples.python),
             "bytes_per_step": None,
             "share_of_bound": None,
             "share_by_state": {},
