@@ -24,7 +24,8 @@ void AttentionPlan::open(const PlanLimits& limits) {
   const size_t tiles = static_cast<size_t>(limits.max_tokens / kTileTokens) + sequences;
   const size_t units = heads * (tiles + readers / kSharedTokens + sequences);
   listed_.resize(units);
-  dealt_.resize(units + static_cast<size_t>(limits.threads));
+  dealt_.resize(units + heads * static_cast<size_t>(limits.threads));
+  taken_.resize(heads);
   merges_.resize(heads * sequences + static_cast<size_t>(limits.threads));
   begin_.assign(static_cast<size_t>(limits.threads) + 1, 0);
   reader_token_.resize(readers);
@@ -206,6 +207,7 @@ void AttentionPlan::deal() {
     const bool last = thread + 1 == limits_.threads;
     const int64_t goal = total * (thread + 1) / limits_.threads;
     for (; i < num_listed_; i++) {
+      if (!last && crosses(i, goal - reached) && cut_heads(&i, goal - reached, &reached)) break;
       Unit &unit = listed_[static_cast<size_t>(i)], rest = unit;
       const int64_t whole = cost(unit), room = last ? whole : goal - reached;
       if (whole > room + kSlack && room > kSlack && cut(&unit, room, &rest)) {
@@ -220,6 +222,72 @@ void AttentionPlan::deal() {
     }
   }
   begin_[static_cast<size_t>(limits_.threads)] = num_dealt_;
+}
+
+// The units from `first` on that are one each of the heads of a sequence, end at ..
+int64_t AttentionPlan::heads_end(int64_t first) const {
+  const Unit& unit = listed_[static_cast<size_t>(first)];
+  int64_t end = first + 1;
+  if (!parts_ || unit.shared || (!unit.parts && unit.rows >= 2 * kLeastCut)) return end;
+  for (; end < num_listed_; end++) {
+    const Unit& other = listed_[static_cast<size_t>(end)];
+    if (other.shared || other.sequence != unit.sequence || other.first != unit.first) break;
+  }
+  return end;
+}
+
+// Whether one of them lies across the border, `room` away.
+bool AttentionPlan::crosses(int64_t first, int64_t room) const {
+  const int64_t end = heads_end(first);
+  for (int64_t n = first; n < end && room > kSlack; n++) {
+    const int64_t whole = cost(listed_[static_cast<size_t>(n)]);
+    if (whole > room + kSlack) return end - first > 1;
+    room -= whole;
+  }
+  return false;
+}
+
+// Cuts all of them at about the same chunk, so that a thread reads all heads of its pages: they lie side by side, and there are
+// half as many pages to find. What is left stays listed from *first on; false where that is no good.
+bool AttentionPlan::cut_heads(int64_t* first, int64_t room, int64_t* reached) {
+  const int64_t begin = *first, end = heads_end(begin);
+  const auto unit = [&](int64_t n) -> Unit& { return listed_[static_cast<size_t>(n)]; };
+  int64_t wanted = (room / (unit(begin).rows + 2) + kChunk / 2) / kChunk, all = 0;  // chunks of single heads
+  int32_t level = unit(begin).chunk0;
+  for (int64_t n = begin; n < end; n++) all += last_chunk(unit(n)) - unit(n).chunk0, level = std::min(level, unit(n).chunk0);
+  if (wanted < 1 || wanted >= all) return false;
+  std::fill(taken_.begin(), taken_.end(), 0);
+  for (; wanted > 0; level++) {
+    for (int64_t n = begin; n < end && wanted > 0; n++) {
+      const bool has = unit(n).chunk0 <= level && level < last_chunk(unit(n));
+      taken_[static_cast<size_t>(n - begin)] += has;
+      wanted -= has;
+    }
+  }
+  for (int64_t n = begin; n < end; n++) *reached += take_chunks(&unit(n), taken_[static_cast<size_t>(n - begin)]);
+  *first = end;
+  for (int64_t n = end - 1; n >= begin; n--) {
+    if (unit(n).rows > 0) unit(--*first) = unit(n);
+  }
+  return true;
+}
+
+// The first `chunks` of a unit; the rest stays in it, or no rows. -> their cost
+int64_t AttentionPlan::take_chunks(Unit* unit, int32_t chunks) {
+  if (chunks == 0) return 0;
+  const int32_t last = last_chunk(*unit);
+  const bool whole = chunks == last - unit->chunk0;
+  if (!whole && !unit->parts) note_merge(*unit);
+  unit->parts = unit->parts || !whole;
+  Unit piece = *unit;
+  if (whole) {
+    unit->rows = 0;
+  } else {
+    unit->chunk1 = last;
+    unit->chunk0 = piece.chunk1 = piece.chunk0 + chunks;
+  }
+  take(piece);
+  return cost(piece);
 }
 
 // Leaves about `wanted` of a unit, the other part in `rest`; false where that is no good.

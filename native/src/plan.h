@@ -2,7 +2,8 @@
 //
 // A plain plan has one unit for each (sequence, kv head, 32 tokens). For layers that see all positions it goes further:
 // sequences of few tokens that name the same pages for whole chunks of 512 positions read these together, once; and a unit
-// that would leave the threads unequal is cut, by tokens or by chunks. What is read in parts is merged after a barrier.
+// that would leave the threads unequal is cut, by tokens or by chunks: of few tokens, all heads of a sequence at about the
+// same chunk. What is read in parts is merged after a barrier.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -81,6 +82,11 @@ class AttentionPlan {
   void list_own(int32_t sequence);
   void list(const Unit& unit);
   void deal();
+  int64_t heads_end(int64_t first) const;
+  bool crosses(int64_t first, int64_t room) const;
+  bool cut_heads(int64_t* first, int64_t room, int64_t* reached);
+  int64_t take_chunks(Unit* unit, int32_t chunks);
+  int32_t last_chunk(const Unit& unit) const { return unit.chunk1 > 0 ? unit.chunk1 : static_cast<int32_t>(chunks(unit.sequence)); }
   void take(const Unit& unit);
   bool cut(Unit* unit, int64_t wanted, Unit* rest);
   bool cut_tokens(Unit* unit, int64_t wanted, Unit* rest) const;
@@ -95,6 +101,7 @@ class AttentionPlan {
   std::vector<Unit> listed_, dealt_;
   std::vector<Merge> merges_;
   std::vector<int64_t> begin_;
+  std::vector<int32_t> taken_;  // [heads] chunks that a border leaves to the thread before it
   int64_t num_listed_ = 0, num_dealt_ = 0, num_merges_ = 0, part_chunks_ = 0;
   std::vector<int64_t> reader_token_, reader_position_;
   int64_t num_readers_ = 0;

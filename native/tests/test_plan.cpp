@@ -126,6 +126,21 @@ void check_shares(const AttentionPlan& plan, const Batch& b, int threads, bool b
   CHECK(most <= all / threads + 2 * largest);
 }
 
+// One sequence of one token: each thread reads a run of chunks, about the same one of every head.
+void check_runs(const AttentionPlan& plan, int threads, int32_t heads) {
+  for (int thread = 0; thread < threads; thread++) {
+    int32_t first = INT32_MAX, last_first = 0, end = INT32_MAX, last_end = 0;
+    for (int64_t i = plan.begin(thread); i < plan.begin(thread + 1); i++) {
+      const Unit& u = plan.unit(i);
+      first = std::min(first, u.chunk0), last_first = std::max(last_first, u.chunk0);
+      end = std::min(end, u.chunk1), last_end = std::max(last_end, u.chunk1);
+    }
+    CHECK(plan.begin(thread + 1) - plan.begin(thread) == heads);
+    CHECK(last_first - first <= 1 && last_end - end <= 1);
+  }
+  CHECK(plan.merges() == heads);
+}
+
 }  // namespace
 
 int main() {
@@ -149,5 +164,21 @@ int main() {
     CHECK(plan.fits(other.data()) != seen.shared);
   }
   CHECK(shared > 20 && cut > 20);
+  for (const int32_t position : {5000, 8064, 8191}) {
+    Batch b;
+    b.page = 16, b.width = position / 16 + 1, b.positions = {position}, b.starts = {0, 1}, b.rows = {0}, b.table.resize(static_cast<size_t>(b.width));
+    for (int32_t i = 0; i < b.width; i++) b.table[static_cast<size_t>(i)] = i;
+    b.step.tokens = b.step.sequences = 1, b.step.positions = b.positions.data(), b.step.starts = b.starts.data();
+    b.step.table_row = b.rows.data(), b.step.table_width = b.width, b.step.table_rows = 1;
+    for (int threads = 2; threads <= 4; threads++) {
+      AttentionPlan plan;
+      plan.open({threads, 5, 16, 8, 1, int64_t{1} << 20, 100});
+      plan.make(b.step, b.table.data(), 0, true);
+      Seen seen;
+      check_plan(b, plan, threads, 5, &seen);
+      check_shares(plan, b, threads, true);
+      check_runs(plan, threads, 5);
+    }
+  }
   return check::finish("test_plan");
 }
