@@ -115,7 +115,7 @@ static void test_bits(const Kernels* k, int fmt, Random& rng, int64_t n, int64_t
   for (int64_t r = 0; r < rows; r++) k->quantize(&a.a, r, r + 1, x.data(), depth, nullptr, nullptr);
   std::vector<float> alone((size_t)(rows * n));
   for (int64_t r = 0; r < rows; r++) { Epilogue e = store_to(alone.data(), n); k->gemm(&m.m, &a.a, r, r + 1, 0, m.m.panels, &e, nullptr); }
-  const int64_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 31, 33, 64};
+  const int64_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 25, 31, 33, 64};
   for (int64_t count : counts) {
     int64_t r0 = rng.between(0, rows - count), cut = rng.between(0, m.m.panels);
     std::vector<float> out((size_t)(rows * n), -7);
