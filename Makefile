@@ -26,7 +26,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: ablate bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean
+.PHONY: ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -76,6 +76,9 @@ bench-cpu: $(VENV)/.installed $(VENV)/.native ## the CPU engine against its bars
 
 bench-cpu-full: $(VENV)/.installed $(VENV)/.native ## the same with every format and the larger shapes
 	@$(BIN)/python benchmarks/bench_cpu.py --full $(ARGS)
+
+quality: $(VENV)/.installed $(VENV)/.native ## what each format loses on a text, beside llama.cpp's (ARGS="--peers DIR"), against the bars
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python benchmarks/quality.py $(ARGS)
 
 native: $(VENV)/.cmake ## build the native library again where its sources changed
 	@$(NATIVE_BUILD) && touch $(VENV)/.native
