@@ -70,6 +70,11 @@ OCTAVO_API int64_t octavo_add_stored(octavo_engine* engine, int32_t format, int6
 /* A place of zeros for a matrix that never comes (`data` is not looked at): a program opened over such tells its bytes. */
 OCTAVO_API int64_t octavo_declare_matrix(octavo_engine* engine, const octavo_matrix* matrix);
 OCTAVO_API int64_t octavo_add_vector(octavo_engine* engine, const float* data, int64_t n);
+/* A matrix of octavo_add_stored again, in its place: values times columns [k], those of the last half times rows [n] too;
+ * either may be null. No codes go in as they are. Rows that OCTAVO_EMBED looks up have `columns` taken out again. */
+OCTAVO_API int32_t octavo_pack_scaled(octavo_engine* engine, int64_t weight, const octavo_stored* halves, int32_t count,
+                                      const float* columns, const float* rows);
+OCTAVO_API int32_t octavo_set_vector(octavo_engine* engine, int64_t weight, const float* data, int64_t n);
 /* Bytes that octavo_add_matrix would take (padding included), or negative for an impossible matrix. */
 OCTAVO_API int64_t octavo_matrix_bytes(octavo_engine* engine, const octavo_matrix* matrix);
 /* One row of a matrix as the kernels see it: [k] floats. */
@@ -214,6 +219,8 @@ OCTAVO_API int32_t octavo_run(octavo_program* program, const octavo_step* step);
 OCTAVO_API int32_t octavo_run_timed(octavo_program* program, const octavo_step* step, double* seconds);
 /* The logits of the last step, [logit_rows, stride]: valid until the next one. */
 OCTAVO_API const float* octavo_logits(const octavo_program* program, int64_t* stride);
+/* A buffer as the last step left it, [rows, stride]; null where there is none. */
+OCTAVO_API const float* octavo_values(const octavo_program* program, int32_t buffer, int64_t* stride);
 /* Draws from any rows [rows, stride] by the same code as octavo_run, on the pool. */
 OCTAVO_API int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride,
                                  int64_t vocab_size, const octavo_sampling* sampling, int32_t samples, int32_t* sampled);

@@ -150,6 +150,15 @@ int64_t octavo_add_vector(octavo_engine* engine, const float* data, int64_t n) {
   return guarded<int64_t>(-1, [&] { return engine->engine.add_vector(data, n, &last_error()); });
 }
 
+int32_t octavo_pack_scaled(octavo_engine* engine, int64_t weight, const octavo_stored* halves, int32_t count, const float* columns,
+                           const float* rows) {
+  return guarded<int32_t>(-1, [&] { return engine->engine.pack_scaled(weight, halves, count, columns, rows, &last_error()) ? 0 : -1; });
+}
+
+int32_t octavo_set_vector(octavo_engine* engine, int64_t weight, const float* data, int64_t n) {
+  return engine->engine.set_vector(weight, data, n, &last_error()) ? 0 : -1;
+}
+
 int64_t octavo_matrix_bytes(octavo_engine* engine, const octavo_matrix* matrix) {
   if (matrix == nullptr) return fail(kNoRecord);
   Mat mat;
@@ -266,6 +275,7 @@ int32_t octavo_run_timed(octavo_program* program, const octavo_step* step, doubl
 }
 
 const float* octavo_logits(const octavo_program* program, int64_t* stride) { return program->program.logits(stride); }
+const float* octavo_values(const octavo_program* program, int32_t buffer, int64_t* stride) { return program->program.values(buffer, stride); }
 
 double octavo_measure_read(octavo_engine* engine, int32_t threads, int64_t bytes, int32_t rounds) {
   return guarded<double>(-1, [&]() -> double {

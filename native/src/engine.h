@@ -25,6 +25,7 @@ struct Weight {
   const float* values;  // of a vector
   int64_t n, k;         // outputs (of a gate/up pair: of one half) and inputs; a vector: values and 0
   std::vector<Lot> lots = {};  // [threads] all panels, in order
+  const float* undo = nullptr;  // [k] what takes the columns' factors out of a looked-up row again, or null
 
   // The matrix as a thread's kernels see it, which take panels of this lot only.
   Mat part(size_t lot) const {
@@ -53,6 +54,9 @@ struct Engine {
   int64_t add_stored(const octavo_matrix& shape, const octavo_stored* halves, int32_t count, std::string* error);
   int64_t declare_matrix(const octavo_matrix& shape, std::string* error);
   int64_t add_vector(const float* data, int64_t n, std::string* error);
+  // In place, as octavo_native.h says; false with `error` set.
+  bool pack_scaled(int64_t number, const octavo_stored* halves, int32_t count, const float* columns, const float* rows, std::string* error);
+  bool set_vector(int64_t number, const float* data, int64_t n, std::string* error);
   int64_t weight_bytes() const;
   void make_draws(int64_t vocab_size);
   bool layout(const octavo_matrix& given, Mat* mat, int64_t* bytes, std::string* error) const;

@@ -78,6 +78,7 @@ class Program {
   bool open(const octavo_program_spec& spec, std::string* error);
   bool run(const octavo_step& step, std::string* error, double* op_seconds = nullptr);
   const float* logits(int64_t* stride) const;
+  const float* values(int32_t buffer, int64_t* stride) const;
   int64_t bytes() const { return memory_.used(); }
   int barriers(int64_t tokens, int64_t logit_rows) const;
 

@@ -79,7 +79,8 @@ void Program::embed(const Op& op, int thread) {
     float* row = data(out) + t * stride(out);
     const Mat table = op.mats[0]->part_of_row(step_->token_ids[t]);
     kernels_->unpack_row(&table, step_->token_ids[t], row);
-    if (scale != 1.0f) kernels_->scale_mul(row, row, nullptr, scale, cols(out));
+    const float* undo = op.mats[0]->undo;
+    if (scale != 1.0f || undo != nullptr) kernels_->scale_mul(row, row, undo, scale, cols(out));
   }
 }
 

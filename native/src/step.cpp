@@ -135,6 +135,12 @@ bool Program::run(const octavo_step& step, std::string* error, double* op_second
   return true;
 }
 
+const float* Program::values(int32_t buffer, int64_t* stride_out) const {
+  if (buffer < 0 || static_cast<size_t>(buffer) >= base_.size()) return nullptr;
+  *stride_out = stride(buffer);
+  return data(buffer);
+}
+
 const float* Program::logits(int64_t* stride_out) const {
   *stride_out = stride(limits_.logits);
   return data(limits_.logits);

@@ -34,6 +34,7 @@ struct PackJob {
   const octavo_stored* halves = nullptr; // or the bytes of a file
   int64_t row_bytes[2] = {0, 0};
   bool blocks = false;  // these go in as they are
+  const float *columns = nullptr, *rows = nullptr;  // factors [k] of values, [n] of those of the last half
   std::vector<Scratch> scratch = {};
 };
 
@@ -73,6 +74,8 @@ const uint8_t* stored_bytes(const PackJob& job, int half, int64_t row) {
 void values_of(const PackJob& job, int half, int64_t row, int64_t k0, int64_t k1, float* out) {
   if (job.halves == nullptr) return dequantize(*job.given, row + half * job.given->n, k0, k1, out);
   job.kernels->stored_decode(job.halves[half].type, stored_bytes(job, half, row), k0, k1, out);
+  if (job.columns != nullptr) job.kernels->scale_mul(out, out, job.columns + k0, 1.0f, k1 - k0);
+  if (job.rows != nullptr && half == (job.mat->interleaved ? 1 : 0)) job.kernels->scale_mul(out, out, nullptr, job.rows[row], k1 - k0);
 }
 
 // A panel from values, piece by piece along K; w8pc needs the whole row to know its scale.
@@ -125,6 +128,20 @@ bool keeps_blocks(const PackJob& job) {
   const bool fits = fmt == FMT_W4G32 || fmt == FMT_W4A16G32 || (fmt >= FMT_W4G32 && fmt <= FMT_W4A16G128 && job.mat->k == 32);
   const bool first = job.halves[0].type == 2 || job.halves[0].type == 3;
   return fits && first && (!job.mat->interleaved || job.halves[1].type == 2 || job.halves[1].type == 3);
+}
+
+bool take_halves(PackJob* job, const octavo_stored* halves, int32_t count, int64_t n, std::string* error) {
+  job->halves = halves;
+  for (int32_t i = 0; i < count; i++) {
+    job->row_bytes[i] = job->kernels->stored_row_bytes(halves[i].type, job->mat->k);
+    const int32_t heads = halves[i].heads;
+    const bool turned = heads == 0 || (heads > 0 && count == 1 && n % (2 * int64_t{heads}) == 0);
+    if (job->row_bytes[i] < 0 || halves[i].data == nullptr || halves[i].bytes != n * job->row_bytes[i] || !turned) {
+      *error = "matrix: a stored type that is not read, bytes that are no whole rows of whole blocks, or no whole heads";
+      return false;
+    }
+  }
+  return true;
 }
 
 // Whole pages of the rows [begin, end) of each half: read, packed, and not needed again soon.
@@ -226,19 +243,32 @@ int64_t Engine::add_stored(const octavo_matrix& shape, const octavo_stored* halv
   }
   if (!layout(shape, &mat, &bytes, error)) return -1;
   PackJob job{kernels, &mat, deal(mat)};
-  job.halves = halves;
-  for (int32_t i = 0; i < count; i++) {
-    job.row_bytes[i] = kernels->stored_row_bytes(halves[i].type, shape.k);
-    const int32_t heads = halves[i].heads;
-    const bool turned = heads == 0 || (heads > 0 && count == 1 && shape.n % (2 * int64_t{heads}) == 0);
-    if (job.row_bytes[i] < 0 || halves[i].data == nullptr || halves[i].bytes != shape.n * job.row_bytes[i] || !turned) {
-      *error = "matrix: a stored type that is not read, bytes that are no whole rows of whole blocks, or no whole heads";
-      return -1;
-    }
-  }
+  if (!take_halves(&job, halves, count, shape.n, error)) return -1;
   job.blocks = keeps_blocks(job);
   make_scratch(&job);
   return pack(mat, &job, shape.n);
+}
+
+bool Engine::pack_scaled(int64_t number, const octavo_stored* halves, int32_t count, const float* columns, const float* rows,
+                         std::string* error) {
+  const bool known = number >= 0 && static_cast<size_t>(number) < weights.size() && weights[static_cast<size_t>(number)].is_matrix;
+  Weight* w = known ? &weights[static_cast<size_t>(number)] : nullptr;
+  if (w == nullptr || halves == nullptr || count != (w->mat.interleaved ? 2 : 1)) {
+    *error = "matrix: no such number, or another count of halves";
+    return false;
+  }
+  PackJob job{kernels, &w->mat, w->lots};
+  if (!take_halves(&job, halves, count, w->n, error)) return false;
+  job.columns = columns;
+  job.rows = rows;
+  make_scratch(&job);
+  Pool::shared().run(threads, pack_part, &job);
+  w->undo = nullptr;
+  if (columns == nullptr) return true;
+  float* undo = memory.take_array<float>((w->k + 15) / 16 * 16);
+  for (int64_t i = 0; i < w->k; i++) undo[i] = 1.0f / columns[i];
+  w->undo = undo;
+  return true;
 }
 
 int64_t Engine::add(const Mat& mat, const std::vector<Lot>& lots, int64_t outputs) {
@@ -272,6 +302,16 @@ int64_t Engine::add_vector(const float* data, int64_t n, std::string* error) {
   memcpy(target, data, static_cast<size_t>(n) * sizeof(float));
   weights.push_back({false, Mat{}, target, n, 0});
   return static_cast<int64_t>(weights.size()) - 1;
+}
+
+bool Engine::set_vector(int64_t number, const float* data, int64_t n, std::string* error) {
+  const bool known = number >= 0 && static_cast<size_t>(number) < weights.size();
+  if (!known || data == nullptr || weights[static_cast<size_t>(number)].is_matrix || weights[static_cast<size_t>(number)].n != n) {
+    *error = "vector: no such number, or another length";
+    return false;
+  }
+  memcpy(const_cast<float*>(weights[static_cast<size_t>(number)].values), data, static_cast<size_t>(n) * sizeof(float));
+  return true;
 }
 
 }  // namespace octavo

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidInput
-from octavo.engine.memory import MemoryNeeds, available_memory, parse_size, plan_memory, show_size
+from octavo.engine.memory import MemoryNeeds, available_memory, parse_size, plan_memory, show_size, total_memory
 
 NEEDS = MemoryNeeds(weights=500, activations=50, workspace=50, page_bytes=10)
 
@@ -108,7 +108,7 @@ def machine(root: Path, files: dict[str, str]) -> Path:
 
 def test_the_machine_alone(tmp_path: Path) -> None:
     machine(tmp_path, {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:   700 kB\n"})
-    assert available_memory(tmp_path) == 700 * 1024
+    assert available_memory(tmp_path) == 700 * 1024 and total_memory(tmp_path) == 9 * 1024
 
 
 def test_a_control_group_and_its_parents_bound_it(tmp_path: Path) -> None:
@@ -134,7 +134,8 @@ def test_the_older_control_groups(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
     }
     assert available_memory(machine(tmp_path, files)) == 200000
+    assert total_memory(tmp_path) == 200000
 
 
 def test_a_machine_that_does_not_say(tmp_path: Path) -> None:
-    assert available_memory(tmp_path) is None
+    assert available_memory(tmp_path) is None and total_memory(tmp_path) is None

@@ -10,9 +10,14 @@ import pytest
 from small_models import LLAMA, texts, write_model
 from stored_checkpoints import awq_tensors, compressed_config, gptq_tensors, packed_tensors, random_matrix, write_folder
 
+from octavo.backends.native_formats import AUTO_TABLE
+from octavo.backends.native_lib import library
+from octavo.engine import memory
 from octavo.engine.config import EngineConfig
-from octavo.engine.formats import choose_format, packed_size
+from octavo.engine.formats import choose_format, packed_size, resolve_auto
 from octavo.engine.loader import _FileSource
+from octavo.models.config import ModelConfig
+from octavo.models.registry import build_model
 from octavo.weights.names import open_weights
 from octavo.weights.quant.job import Plan, QuantizeJob
 from octavo.weights.quant.targets import TARGETS, find_target
@@ -23,17 +28,33 @@ SHAPES = {"model.embed_tokens.weight": (4096, 512), "a.weight": (2048, 512), "b.
 @pytest.mark.parametrize(
     ("of", "share", "kind"),
     [
-        *[("bf16", 1.34, "bf16"), ("bf16", 1.32, "w8g64"), ("w8g64", 1.34, "w8g64"), ("w8g64", 1.32, "w4g32")],
+        *[("bf16", 2.01, "bf16"), ("bf16", 1.99, "w8g64"), ("w8g64", 2.01, "w8g64"), ("w8g64", 1.99, "w4g32")],
         ("w4g32", 0.1, "w4g32"),
     ],
 )
-def test_the_first_that_fits(of: str, share: float, kind: str) -> None:
-    assert choose_format("", SHAPES, int(packed_size(SHAPES, of) * share))[0] == kind
-    assert choose_format("w4g128", SHAPES, int(packed_size(SHAPES, of) * share))[0] == "w4g128"
+def test_the_first_that_fits_half_of_the_memory(of: str, share: float, kind: str) -> None:
+    memory = int(packed_size(SHAPES, of) * share)
+    assert choose_format("", SHAPES, "amx", memory)[0] == kind
+    assert choose_format("w4g128", SHAPES, "amx", memory)[0] == "w4g128"
 
 
 def test_memory_that_is_not_known_is_enough() -> None:
-    assert choose_format("", SHAPES, None)[0] == "bf16"
+    assert choose_format("", SHAPES, "amx", None)[0] == "bf16"
+
+
+def test_every_kernel_table_has_a_row() -> None:
+    assert set(library().octavo_isas().decode().split()) <= set(AUTO_TABLE)
+    found = {isa: choose_format("", SHAPES, isa, None)[0] for isa in AUTO_TABLE}
+    assert [isa for isa, kind in found.items() if kind == "w8g64"] == ["avx2_vnni", "neon_dotprod"]
+    assert set(found.values()) == {"bf16", "w8g64"}
+
+
+def test_the_answer_does_not_depend_on_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_of_machine", lambda root, field: {"MemTotal:": 1 << 40}.get(field, 1))
+    monkeypatch.setenv("OCTAVO_NATIVE_ISA", "avx512")
+    model = build_model(ModelConfig.from_dict(LLAMA))
+    kind, line = resolve_auto("", model)
+    assert kind == "bf16" and line.startswith("format auto: bf16 (avx512, ")
 
 
 def test_what_a_model_weighs() -> None:

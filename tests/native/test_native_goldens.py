@@ -15,7 +15,9 @@ from test_real_goldens import MODELS, NUM_TOKENS, Golden, read_golden
 
 from octavo.backends.native_program import StepLimits
 from octavo.core.params import SamplingParams
+from octavo.engine.config import EngineConfig
 from octavo.engine.llm import LLM
+from octavo.engine.loader import load_parts
 from octavo.weights.names import open_weights
 from octavo.weights.store import ModelStore
 
@@ -89,7 +91,11 @@ LOSS = {
 
 def logprobs(checkpoint: Checkpoint, kind: str, kv_dtype: str, sequences: list[list[int]]) -> Any:
     """Log probabilities at every position, [positions, V]."""
-    parts = checkpoint.parts(checkpoint.load(kind, "", 2), kv_dtype)
+    return logprobs_of(checkpoint.parts(checkpoint.load(kind, "", 2), kv_dtype), sequences)
+
+
+def logprobs_of(parts: Any, sequences: list[list[int]]) -> Any:
+    """The same of a model that is loaded."""
     parts.model.limits = StepLimits(512, 4, 256)
     loaded = Loaded(parts.backend, parts.model, {})
     x = np.concatenate(run(loaded, sequences, [[len(ids)] for ids in sequences])).astype(np.float64)
@@ -110,3 +116,14 @@ def test_every_other_format_stays_within_its_loss(model: str) -> None:
         close = logprobs(checkpoint, kind, kv_dtype, sequences)
         lost = float((np.exp(exact) * (exact - close)).sum(axis=1).mean())
         assert 0 < lost <= most, (kind, kv_dtype, lost)
+
+
+@pytest.mark.weights
+@pytest.mark.timeout(300)
+def test_what_is_served_loses_less_for_its_quieter_channels() -> None:
+    short = [prompt for prompt in read_golden("smollm2").prompts if len(prompt["prompt_token_ids"]) < 60]
+    sequences = [prompt["prompt_token_ids"] + prompt["output_token_ids"] for prompt in short[3:5]]
+    served = {kind: load_parts(EngineConfig(backend="native", format=kind)) for kind in ("fp32", "w8g64")}
+    exact, close = (logprobs_of(parts, sequences) for parts in served.values())
+    lost = float((np.exp(exact) * (exact - close)).sum(axis=1).mean())
+    assert 0 < lost <= 0.006, lost

@@ -7,6 +7,7 @@ serves every step. A forward pass that looks at data (`if x`, `len(x)`, a loop o
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -307,6 +308,7 @@ class Difference:
 
 
 Side = tuple[Any, Mapping[str, Any], Any]  # backend, its weights, its batch
+NATIVE_TOLERANCE = 3e-4  # of native fp32 ops: other sums and exponentials; real models differ by at most 6e-5
 
 
 def first_difference(program: Program, a: Side, b: Side, tolerance: float = 1e-4) -> Difference | None:
@@ -319,6 +321,27 @@ def first_difference(program: Program, a: Side, b: Side, tolerance: float = 1e-4
         if errors and max(errors) > tolerance:
             return Difference(record.index, record.op, max(errors), record.weights())
     return None
+
+
+def difference_from(
+    program: Program, known: Mapping[int, Any], side: Side, tolerance: float = NATIVE_TOLERANCE
+) -> Difference | None:
+    """Replay on one backend beside the values that a whole program left, by number: the first record of which a value
+    differs by more than the tolerance, relative to its row, or None. An op that was fused into a later one is judged
+    there."""
+    for record, outputs in program.steps(*side):
+        pairs = [(known[at], side[0].to_lists(y)) for at, y in zip(record.outputs, outputs, strict=True) if at in known]
+        error = max((_row_error(x, y) for xs, ys in pairs for x, y in zip(xs, ys, strict=True)), default=0.0)
+        if error > tolerance:
+            return Difference(record.index, record.op, error, record.weights())
+    return None
+
+
+def _row_error(a: Sequence[float], b: Sequence[float]) -> float:
+    """The largest difference of two rows, over 1 and the root mean square of the first."""
+    size = 1.0 + math.sqrt(sum(x * x for x in a) / len(a))
+    error = max(abs(x - y) for x, y in zip(a, b, strict=True)) / size
+    return error if math.isfinite(error) else (0.0 if a == b else math.inf)
 
 
 def _error(a: Any, b: Any) -> float:

@@ -21,11 +21,12 @@ from octavo.backends.capture import capture
 from octavo.backends.native_codes import CodeArrays, StoredCodes, StoredRows, code_arrays
 from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
 from octavo.backends.native_lower import lower
-from octavo.backends.native_pages import NativeKVPool, page_bytes
+from octavo.backends.native_pages import MIN_PAGE, NativeKVPool, page_bytes
 from octavo.backends.native_program import NativeProgram, StepLimits
-from octavo.backends.native_records import MatrixSpec, VectorSpec, WeightSpec
+from octavo.backends.native_records import Lowered, MatrixSpec, VectorSpec, WeightSpec
 from octavo.backends.native_rows import LogitRows, RowRecords
 from octavo.backends.native_sampling import Drawn, SamplingOps
+from octavo.backends.native_smooth import smooth
 from octavo.backends.native_steps import StepArrays
 from octavo.backends.ops import ForwardBatch, SamplingRow
 from octavo.core.errors import InvalidInput
@@ -85,14 +86,21 @@ class NativeEngine:
         return self.add(spec, lambda name: zeros)
 
     def _add_stored(self, spec: MatrixSpec, halves: Sequence[StoredRows]) -> int:
-        records = (lib.Stored * len(halves))(
-            *(
-                lib.Stored(half.type, half.heads, half.mapped, 0, half.data.ctypes.data, half.data.size)
-                for half in halves
-            )
-        )
         size = (lib.FORMATS[spec.format], *halves[0].shape)
-        return lib.check(self._lib.octavo_add_stored(self.handle, *size, records, len(halves)), spec.name)
+        return lib.check(self._lib.octavo_add_stored(self.handle, *size, _stored(halves), len(halves)), spec.name)
+
+    def pack_scaled(
+        self, weight: int, halves: Sequence[StoredRows], columns: Floats | None, rows: Floats | None
+    ) -> None:
+        """A matrix from its file again, in its place: values times `columns` [K], of the last half times `rows` [N]."""
+        factors = [None if factor is None else factor.ctypes.data for factor in (columns, rows)]
+        code = self._lib.octavo_pack_scaled(self.handle, weight, _stored(halves), len(halves), *factors)
+        lib.check(code, "matrix")
+
+    def set_vector(self, weight: int, values: Floats) -> None:
+        """Other values of a vector."""
+        given = _floats(values)
+        lib.check(self._lib.octavo_set_vector(self.handle, weight, given.ctypes.data, given.size), "vector")
 
     def _add_values(self, spec: MatrixSpec, read: Read) -> int:
         first = _floats(read(spec.name))
@@ -218,12 +226,16 @@ class NativeModel:
     def __init__(self, backend: NativeBackend, model: Any, formats: FormatPlan, kv_dtype: str) -> None:
         self.backend, self.model, self.formats, self.kv_dtype = backend, model, formats, kv_dtype
         self.shapes: Mapping[str, Sequence[int]] = model.weight_shapes()
-        self.lowered = lower(capture(model.forward, self.shapes), formats)
+        self.lowered = self.lower()
         self.limits = StepLimits()  # of pools for which nobody called `open`
         self._weights: dict[WeightSpec, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+    def lower(self, keep: bool = False) -> Lowered:
+        """The native form of the forward pass; `keep`: one whose values can all be read after a step."""
+        return lower(capture(self.model.forward, self.shapes), self.formats, keep)
 
     def kv_groups(self, dtype: str = "") -> tuple[KVGroup, ...]:
         """The KV groups, in the type that this engine keeps."""
@@ -273,11 +285,43 @@ class NativeModel:
         threads = f"{engine.threads} thread{'s' * (engine.threads > 1)}"
         return f"native: {engine.isa}, {threads}, weights {self.weight_format}, keys and values {self.kv_dtype}"
 
-    def load(self, read: Read, codes: ReadCodes | None = None, in_file: InFile | None = None) -> None:
+    def load(
+        self,
+        read: Read,
+        codes: ReadCodes | None = None,
+        in_file: InFile | None = None,
+        sample: Sequence[int] = (),
+    ) -> None:
         """Pack every weight. `read` gives one by its checkpoint name, prepared; of a matrix, `codes` gives how it is
-        stored and `in_file` its bytes, each where there are such."""
+        stored and `in_file` its bytes, each where there are such. `sample`: token ids of a text, to `smooth` with."""
         for spec in self.lowered.weights():
             self._weights[spec] = self.backend.engine.add(spec, read, codes, in_file)
+        if sample and in_file is not None:
+            smooth(self, read, in_file, sample)
+
+    def pack_scaled(
+        self, spec: MatrixSpec, halves: Sequence[StoredRows], columns: Floats | None, rows: Floats | None
+    ) -> None:
+        """`NativeEngine.pack_scaled` of a weight."""
+        self.backend.engine.pack_scaled(self._weights[spec], halves, columns, rows)
+
+    def set_vector(self, spec: VectorSpec, values: Floats) -> None:
+        """`NativeEngine.set_vector` of a weight."""
+        self.backend.engine.set_vector(self._weights[spec], values)
+
+    def run_once(
+        self, lowered: Lowered, ids: Sequence[int], logit_rows: Sequence[int]
+    ) -> tuple[NativeProgram, NativeKVPool]:
+        """A program that has run one sequence of tokens, and its pages, which are to live as long."""
+        groups, rows = self.kv_groups(), list(logit_rows)
+        pages = -(-len(ids) // MIN_PAGE)
+        pool = self.backend.allocate_kv(pages * len(groups), MIN_PAGE, groups)
+        limits = StepLimits(len(ids), 1, len(ids), len(rows))
+        vocab = self.model.config.vocab_size
+        program = NativeProgram(self.backend.engine, pool, lowered, self._weights, limits, vocab)
+        tables = [[list(range(g * pages, (g + 1) * pages))] for g in range(len(groups))]
+        program.run(self.backend.batch(ids, list(range(len(ids))), [len(ids)], tables, pool, logit_rows=rows))
+        return program, pool
 
     def packed_row(self, name: str, row: int) -> Floats:
         """A row of a matrix as the kernels see it, [K]; of a pair, `name` is that of its half."""
@@ -316,6 +360,11 @@ def _limits(scheduling: Any) -> StepLimits:
 
 def _floats(values: Any) -> Floats:
     return np.ascontiguousarray(values, np.float32)
+
+
+def _stored(halves: Sequence[StoredRows]) -> Any:
+    records = [lib.Stored(h.type, h.heads, h.mapped, 0, h.data.ctypes.data, h.data.size) for h in halves]
+    return (lib.Stored * len(records))(*records)
 
 
 def _matrix(shape: Sequence[int], kind: str, pair: bool) -> lib.Matrix:

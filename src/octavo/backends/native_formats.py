@@ -10,14 +10,21 @@ from octavo.core.errors import InvalidInput
 # What the output matrix (and a tied embedding) gets: it decides the ranks of tokens, so it keeps 8 bits.
 _HEAD = {"w8pc": "w8g64"} | {f"w4g{size}": "w8g64" for size in (32, 64, 128)}
 _HEAD |= {f"w4a16g{size}": "bf16" for size in (32, 64, 128)}
-# What `auto` takes for every instruction set, in this order, as memory allows: bf16 is exact for checkpoints in bf16
-AUTO_FORMATS = ("bf16", "w8g64", "w4g32")
+# What `auto` stands for, by kernel table: the first whose weights take at most AUTO_SHARE of the machine's memory, else
+# the last. bf16 is exact for checkpoints in bf16; tables that multiply int8 but not bf16 start at 8 bits.
+_BY_SIZE, _BYTES_FIRST = ("bf16", "w8g64", "w4g32"), ("w8g64", "w4g32")
+AUTO_SHARE = 0.5
+AUTO_TABLE = {
+    **dict.fromkeys(("amx", "avx512_vnni_bf16", "neon_i8mm"), _BY_SIZE),
+    **dict.fromkeys(("avx2_vnni", "neon_dotprod"), _BYTES_FIRST),
+    **dict.fromkeys(("avx512", "avx2", "neon", "generic"), _BY_SIZE),
+}
 
 
 def resolve_format(wanted: str) -> str:
     """The format that a name stands for; `auto` here is for memory enough. Raises InvalidInput for an unknown one."""
     if wanted == "auto":
-        return AUTO_FORMATS[0]
+        return "bf16"
     if wanted not in FORMATS:
         raise InvalidInput("format", wanted, f"the native backend has auto, {', '.join(FORMATS)}")
     return wanted

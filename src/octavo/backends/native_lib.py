@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.core.errors import InvalidInput
 
-__all__ = ["FORMATS", "KV_TYPES", "BackendUnavailable", "library", "library_path"]
+__all__ = ["FORMATS", "KV_TYPES", "BackendUnavailable", "chosen_isa", "library", "library_path"]
 
 ABI_VERSION = 3
 NONE = -1
@@ -144,6 +144,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_add_stored": (_I64, (_P, _I32, _I64, _I64, c.POINTER(Stored), _I32)),
     "octavo_declare_matrix": (_I64, (_P, c.POINTER(Matrix))),
     "octavo_add_vector": (_I64, (_P, _P, _I64)),
+    "octavo_pack_scaled": (_I32, (_P, _I64, c.POINTER(Stored), _I32, _P, _P)),
+    "octavo_set_vector": (_I32, (_P, _I64, _P, _I64)),
     "octavo_matrix_bytes": (_I64, (_P, c.POINTER(Matrix))),
     "octavo_read_row": (_I32, (_P, _I64, _I64, _P)),
     "octavo_kv_open": (_P, (_P, _I32, _I32, _I32, _I32, _I32, _I64)),
@@ -161,6 +163,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_run": (_I32, (_P, c.POINTER(Step))),
     "octavo_run_timed": (_I32, (_P, c.POINTER(Step), _P)),
     "octavo_logits": (_P, (_P, c.POINTER(_I64))),
+    "octavo_values": (_P, (_P, _I32, c.POINTER(_I64))),
     "octavo_sample": (_I32, (_P, _P, _I64, _I64, _I64, c.POINTER(Sampling), _I32, _P)),
     "octavo_process": (_I32, (_P, _P, _I64, _I64, _I64, c.POINTER(Sampling), _I32, _P)),
     "octavo_logprobs_of": (_I32, (_P, _P, _I64, _I64, _I64, c.POINTER(Logprobs), _I32)),
@@ -180,6 +183,15 @@ def library_path() -> Path:
 def library() -> Any:
     """The loaded library with its functions typed. Raises BackendUnavailable with the reason and the remedy."""
     return _load(library_path())
+
+
+def chosen_isa() -> str:
+    """The kernel table that an engine takes unless it is told another; "" without the library."""
+    try:
+        best: str = library().octavo_isas().decode().split()[0]
+    except BackendUnavailable:
+        return ""
+    return os.environ.get("OCTAVO_NATIVE_ISA") or best
 
 
 @functools.cache

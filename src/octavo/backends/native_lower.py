@@ -35,12 +35,13 @@ class _Normed:
     eps: float
 
 
-def lower(program: Program, format_of: Callable[[str, str], str]) -> Lowered:
+def lower(program: Program, format_of: Callable[[str, str], str], keep: bool = False) -> Lowered:
     """The native form of a program. `format_of(weight name, use)` with use linear, head, embed or router.
+    `keep`: buffers are not used again.
 
     Raises InvalidInput naming an op that the native backend does not run in this place.
     """
-    return _Lowering(program, format_of).run()
+    return _Lowering(program, format_of).run(keep)
 
 
 class _Lowering:
@@ -62,7 +63,7 @@ class _Lowering:
                 if isinstance(operand, Value):
                     self.uses[operand.index].append(record)
 
-    def run(self) -> Lowered:
+    def run(self, keep: bool = False) -> Lowered:
         for record in self.program.records:
             if record.index not in self.done:
                 handler = getattr(self, f"_{record.op}", None)
@@ -70,7 +71,13 @@ class _Lowering:
                     raise self._refuse(record, "has no native form")
                 handler(record)
         logits = self.values[self.program.output]
-        return with_buffers(self.ops, self.shapes, tuple(self.ropes), logits, max(self.layers, default=-1) + 1)
+        layers = max(self.layers, default=-1) + 1
+        return with_buffers(self.ops, self.shapes, tuple(self.ropes), logits, layers, self._shown() if keep else None)
+
+    def _shown(self) -> dict[int, int]:
+        """Captured values that are left in the end: of those that one record makes, or changes in place, the last."""
+        last = {native: captured for captured, native in sorted(self.values.items())}
+        return {captured: native for native, captured in last.items()}
 
     # ---- helpers
 
@@ -314,7 +321,7 @@ class _Lowering:
         self.layers.add(layer)
         numbers = (self.ropes.index(table), layer, self._constant(rope, "head_dim"))
         self._emit(NativeOp(lib.ROPE_KV, inputs, [], weights, numbers, (eps,)))
-        self.values[rope.outputs[0]] = inputs[0]
+        self.values[rope.outputs[0]], self.values[rope.outputs[1]] = inputs[0], inputs[1]
 
     def _attention(self, record: OpRecord) -> None:
         q = self._input(record, "q") or 0

@@ -56,7 +56,7 @@ class NativeProgram:
             raise InvalidInput("program", vocab_size, self._lib.octavo_error().decode())
         self._engine = engine  # outlives the program, as does the pool that owns it
         lib.close_with(self, self._lib.octavo_program_close, self.handle)
-        self._num_ops = len(lowered.ops)
+        self._num_ops, self._buffers = len(lowered.ops), lowered.buffers
         self._step = lib.Step(size=ctypes.sizeof(lib.Step))
         self._sampled = np.empty(limits.max_sequences, np.int32)
         self._step.sampled = self._sampled.ctypes.data
@@ -103,6 +103,15 @@ class NativeProgram:
             self._kept = batch if "kept" in batch.cache else None
         lib.check(self._lib.octavo_run(self.handle, step), "step")
         return self._sampled[: step.samples].tolist()
+
+    def values(self, buffer: int) -> Floats:
+        """A buffer as the last step left it, [rows, columns]; its own only in a program lowered with `keep`."""
+        rows_of, columns = self._buffers[buffer]
+        rows = self._step.logit_rows if rows_of == lib.ROWS_R else self._step.tokens
+        stride = ctypes.c_int64()
+        address = self._lib.octavo_values(self.handle, buffer, stride)
+        memory = (ctypes.c_float * (rows * stride.value)).from_address(address)
+        return np.ctypeslib.as_array(memory).reshape(rows, stride.value)[:, :columns].copy()
 
     def _fill(self, batch: ForwardBatch) -> None:
         self._kept = None

@@ -58,6 +58,7 @@ class Lowered:
     ropes: tuple[RopeTable, ...]
     logits: int
     num_layers: int
+    shown: dict[int, int] = field(default_factory=dict)  # captured value -> the buffer that has it in the end
 
     def weights(self) -> tuple[WeightSpec, ...]:
         """Every weight once, in the order of first use."""
@@ -66,9 +67,17 @@ class Lowered:
 
 
 def with_buffers(
-    ops: Sequence[NativeOp], shapes: Sequence[tuple[int, int]], ropes: tuple[RopeTable, ...], logits: int, layers: int
+    ops: Sequence[NativeOp],
+    shapes: Sequence[tuple[int, int]],
+    ropes: tuple[RopeTable, ...],
+    logits: int,
+    layers: int,
+    shown: dict[int, int] | None = None,
 ) -> Lowered:
-    """The records over buffers instead of values; `logits` is the value that the program gives."""
+    """The records over buffers instead of values; `logits` is the value that the program gives. With `shown` (captured
+    value -> value) every value has a buffer of its own, so that all of them can be read after a step."""
+    if shown is not None:
+        return Lowered(tuple(ops), tuple(shapes), ropes, logits, layers, shown)
     last = {value: at for at, op in enumerate(ops) for value in (*op.outputs, *op.inputs.values())}
     last[logits] = len(ops)
     buffers: list[tuple[int, int]] = []

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from octavo.backends import BACKENDS
-from octavo.backends.capture import Program, Weight, Weights, capture, first_difference
+from octavo.backends.capture import Program, Side, Weight, Weights, capture, difference_from, first_difference
 from octavo.backends.native_formats import FormatPlan
 from octavo.backends.operand_types import OPERANDS, packed_bytes
 from octavo.core.errors import InvalidInput
@@ -22,6 +22,7 @@ from octavo.models.registry import build_model
 
 __all__ = ["MatrixUse", "diff_backends", "matrix_uses", "run_diff", "run_inspect", "run_program"]
 
+NATIVE = "native"
 _REFERENCE_BYTES = 32  # a float object and its pointer
 
 
@@ -67,13 +68,10 @@ def run_inspect(model: str, weight_format: str, as_json: bool, cache_dir: str) -
 
 
 def _resolved(weight_format: str, source: Any) -> str:
-    """The format, with `auto` as an engine with the default share of memory would take it."""
+    """The format, with `auto` as an engine would take it."""
     if weight_format != "auto":
         return weight_format
-    available = available_memory()
-    budget = None if available is None else int(available * EngineConfig.memory_fraction)
-    kind, _ = resolve_auto(source.own_format(), build_model(ModelConfig.from_dict(source.config)), budget)
-    return kind
+    return resolve_auto(source.own_format(), build_model(ModelConfig.from_dict(source.config)))[0]
 
 
 def _width(uses: list[MatrixUse]) -> int:
@@ -130,34 +128,60 @@ def run_program(model: str, cache_dir: str) -> None:
 def run_diff(model: str, pair: str, prompt: str, cache_dir: str) -> None:
     """Print the first op whose outputs differ between two backends on a prompt, or that there is none."""
     names = [name.strip() for name in pair.split(",")]
-    if len(names) != 2 or any(name not in BACKENDS for name in names):
-        remedy = f"give two of {', '.join(BACKENDS)}, as in reference,numpy (native runs whole programs, no single ops)"
+    if len(names) != 2 or any(name not in (*BACKENDS, NATIVE) for name in names) or names == [NATIVE, NATIVE]:
+        remedy = f"give two of {', '.join((*BACKENDS, NATIVE))}, as in native,numpy"
         raise InvalidInput("diff", pair, remedy)
     found, count = diff_backends(model, names[0], names[1], prompt, cache_dir)
     print(f"{names[0]} and {names[1]}: {found}" if found else f"{names[0]} and {names[1]} agree in all {count} ops")
 
 
 def diff_backends(model: str, first: str, second: str, prompt: str, cache_dir: str) -> tuple[Any, int]:
-    """(the first `Difference` or None, number of ops) of two backends, each with its own weights and pages."""
+    """(the first `Difference` or None, number of ops compared) of two backends, each with its own weights and pages.
+
+    The native one runs in fp32 and keeps every value of its program: what was fused is compared as one.
+    """
     shape = build_model(ModelConfig.from_dict(_config(model, cache_dir)))
     needed = _REFERENCE_BYTES * sum(math.prod(s) for s in shape.weight_shapes().values())
     available = available_memory()
     if "reference" in (first, second) and available is not None and needed > available:
         raise InvalidInput("diff", "reference", f"would take {show_size(needed)}: use a smaller model")
-    sides = []
-    for name in (first, second):
-        parts = load_parts(EngineConfig(model=model, backend=name, cache_dir=cache_dir))
-        ids = parts.tokenizer.encode(prompt)
-        if not ids:
-            raise InvalidInput("prompt", prompt, "has no tokens")
-        groups = parts.model.kv_groups()
-        pages = -(-len(ids) // 16)
-        pool = parts.backend.allocate_kv(pages * len(groups), 16, groups)
-        tables = [[list(range(g * pages, (g + 1) * pages))] for g in range(len(groups))]
-        batch = parts.backend.batch(ids, list(range(len(ids))), [len(ids)], tables, pool)
-        sides.append((parts.backend, parts.weights, batch))
     program = capture(shape.forward, shape.weight_shapes())
+    if NATIVE in (first, second):
+        known = _native_values(_parts(model, NATIVE, cache_dir), prompt)
+        side = _side(_parts(model, second if first == NATIVE else first, cache_dir), prompt)
+        compared = sum(any(value in known for value in record.outputs) for record in program.records)
+        return difference_from(program, known, side), compared
+    sides = [_side(_parts(model, name, cache_dir), prompt) for name in (first, second)]
     return first_difference(program, sides[0], sides[1]), len(program.records)
+
+
+def _parts(model: str, backend: str, cache_dir: str) -> Any:
+    return load_parts(EngineConfig(model=model, backend=backend, format="fp32", cache_dir=cache_dir))
+
+
+def _ids(parts: Any, prompt: str) -> list[int]:
+    ids: list[int] = parts.tokenizer.encode(prompt)
+    if not ids:
+        raise InvalidInput("prompt", prompt, "has no tokens")
+    return ids
+
+
+def _side(parts: Any, prompt: str) -> Side:
+    ids, groups = _ids(parts, prompt), parts.model.kv_groups()
+    pages = -(-len(ids) // 16)
+    pool = parts.backend.allocate_kv(pages * len(groups), 16, groups)
+    tables = [[list(range(g * pages, (g + 1) * pages))] for g in range(len(groups))]
+    batch = parts.backend.batch(ids, list(range(len(ids))), [len(ids)], tables, pool)
+    return parts.backend, parts.weights, batch
+
+
+def _native_values(parts: Any, prompt: str) -> dict[int, Any]:
+    """What each value of the captured program was in the native one, as lists."""
+    ids, lowered = _ids(parts, prompt), parts.model.lower(keep=True)
+    program, pool = parts.model.run_once(lowered, ids, [len(ids) - 1])
+    known = {value: program.values(buffer).tolist() for value, buffer in lowered.shown.items()}
+    del program, pool
+    return known
 
 
 def _path(model: str, cache_dir: str) -> Any:

@@ -19,8 +19,8 @@ FORMATS = (
     *("w4a16g32", "w4a16g64", "w4a16g128"),
 )
 AUTO_RULE = (
-    "auto: a quantized checkpoint's own, else the first of bf16, w8g64, w4g32 whose weights fit three quarters of the "
-    "memory; numpy and reference run fp32."
+    "auto: a quantized checkpoint's own, else the first of bf16, w8g64, w4g32 (without bf16 where the processor only "
+    "multiplies bytes) whose weights take at most half of the machine's memory; numpy and reference run fp32."
 )
 KV_DTYPES = ("auto", "fp32", "bf16", "int8")
 

@@ -30,6 +30,7 @@ from octavo.models.registry import build_model
 __all__ = ["LoadedEngine", "load_engine", "load_parts", "plan_for", "scheduling_for"]
 
 DEFAULT_KV_CAP = 2 << 30  # bytes of pages that nobody asked for
+_SAMPLE = 1000  # characters
 _BYTES_PER_VALUE = {"reference": 32}  # a float object and its pointer; others: float32
 Say = Callable[[str], None]
 
@@ -223,9 +224,7 @@ class _FileSource(_Source):
         name = available_backends()[-1] if config.backend == "auto" else config.backend
         if name != "native" or config.format != "auto":
             return config
-        available = available_memory()
-        budget = None if available is None else int(available * config.memory_fraction)
-        kind, line = resolve_auto(self.weights.own_format(), build_model(ModelConfig.from_dict(self.config)), budget)
+        kind, line = resolve_auto(self.weights.own_format(), build_model(ModelConfig.from_dict(self.config)))
         say(line)
         return replace(config, format=kind)
 
@@ -240,7 +239,8 @@ class _FileSource(_Source):
         weight_format, weight_bytes = "fp32", 4 * sum(math.prod(shape) for shape in expected.values())
         if hasattr(model, "load"):  # packs one weight after the other: no second copy of the model
             read = lambda name: model.prepare(name, self.weights.read(name))  # noqa: E731
-            model.load(read, self.weights.codes, self.weights.in_file)  # `prepare` leaves matrices as they are
+            # `prepare` leaves matrices as they are
+            model.load(read, self.weights.codes, self.weights.in_file, _sample(tokenizer, model_config.vocab_size))
             weight_format, weight_bytes = model.weight_format, model.weight_bytes()
         else:
             handles = {name: backend.weight(name, model.prepare(name, self.weights.read(name))) for name in expected}
@@ -270,6 +270,14 @@ class _FileSource(_Source):
 
     def close(self) -> None:
         self.weights.close()
+
+
+def _sample(tokenizer: Any, vocab_size: int) -> list[int]:
+    """Token ids of a text that shows what is loud in a model."""
+    from octavo.weights.quant.builtin_text import CALIBRATION
+
+    ids: list[int] = tokenizer.encode(CALIBRATION[:_SAMPLE])
+    return ids if all(0 <= token < vocab_size for token in ids) else []
 
 
 def _open(config: EngineConfig) -> _Source:

@@ -41,36 +41,47 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
     None where the machine does not say. Page cache that can be dropped counts as free. ``root`` is for tests.
     """
-    limits = [_machine_available(root), *_group_available(root)]
+    limits = [_of_machine(root, "MemAvailable:"), *map(_room, _groups(root))]
     known = [limit for limit in limits if limit is not None]
     return max(0, min(known)) if known else None
 
 
-def _machine_available(root: Path) -> int | None:
+def total_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that the machine has or the control groups allow, the least of them, whatever is in use; None: unknown."""
+    limits = [_of_machine(root, "MemTotal:"), *map(_limit, _groups(root))]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _of_machine(root: Path, field: str) -> int | None:
     for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
+        if line.startswith(field):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _group_available(root: Path) -> list[int | None]:
-    """Room left under the limit of this process's control group and each of its parents."""
-    rooms: list[int | None] = []
+def _groups(root: Path) -> list[Path]:
+    """The folders of this process's control group and each of its parents."""
+    found: list[Path] = []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         base = root / "sys/fs/cgroup" / ("memory" if controllers else "")
         parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts) + 1):
-            rooms.append(_room(base.joinpath(*parts[:depth])))
-    return rooms
+        found += [base.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
+    return found
+
+
+def _limit(folder: Path) -> int | None:
+    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    return None if limit is None or limit >= 1 << 60 else limit
 
 
 def _room(folder: Path) -> int | None:
-    limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+    """Room left under the limit of a control group."""
+    limit = _limit(folder)
     used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
-    if limit is None or used is None or limit >= 1 << 60:
+    if limit is None or used is None:
         return None
     names = ("inactive_file ", "total_inactive_file ")
     droppable = [int(line.split()[1]) for line in _lines(folder / "memory.stat") if line.startswith(names)]
