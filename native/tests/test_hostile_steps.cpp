@@ -165,6 +165,41 @@ void test_starts(Tried* tried) {
       }
 }
 
+// Tokens [from, to) of one sequence with `width` pages in each of both groups, of which the second has lost its first `gone`.
+bool runs(Tried* tried, octavo_program* program, int32_t from, int32_t to, int32_t width, int32_t gone) {
+  Step step;
+  step.add(std::vector<int32_t>(size_t(to), 5), from, to, 0);
+  step.width = width;
+  for (int32_t p = 0; p < 2 * width; p++) step.table.push_back(p < width || p >= width + gone ? p : -1);
+  const octavo_step record = step.record();
+  const bool ran = octavo_run(program, &record) == 0;
+  if (!ran) CHECK(refused(tried->engine(), true));
+  return ran;
+}
+
+// The last number that is right and the first that is not.
+void test_edges(Tried* tried) {
+  octavo_program* const program = tried->model.program.get();
+  constexpr int32_t kEnd = kMaxPositions, kAll = kMaxPositions / 16;
+  CHECK(runs(tried, program, kEnd - 3, kEnd, kAll, 0) && !runs(tried, program, kEnd - 3, kEnd + 1, kAll + 1, 0));
+  CHECK(runs(tried, program, 20, 32, 2, 0) && !runs(tried, program, 20, 33, 2, 0));
+  CHECK(runs(tried, program, kWindow + 15, kWindow + 17, 3, 1) && !runs(tried, program, kWindow + 14, kWindow + 17, 3, 1));
+
+  Records records = tried->model.records;  // without the attention of the second group: what it wrote before is not read
+  const auto reads = [](const octavo_op& op) { return op.code == OCTAVO_ATTENTION && op.i[1] == 1; };
+  records.ops.erase(std::find_if(records.ops.begin(), records.ops.end(), reads));
+  records.limits.num_ops--, records.limits.hidden = OCTAVO_NONE;
+  const octavo_program_spec spec = records.spec();
+  ProgramPtr writer(octavo_program_open(tried->engine(), tried->model.kv.get(), &spec));
+  if (!CHECK(writer != nullptr)) return;
+  CHECK(runs(tried, writer.get(), 32, 40, 3, 2) && !runs(tried, writer.get(), 31, 40, 3, 2));
+  Step step = tried->base;
+  octavo_step record = step.record();
+  CHECK(record.hidden != nullptr && refused(tried->engine(), octavo_run(writer.get(), &record) < 0));
+  record.hidden = nullptr;
+  CHECK(octavo_run(writer.get(), &record) == 0);
+}
+
 void test_draws(Tried* tried) {
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   const double numbers[] = {-inf, -1e308, -1, -1e-300, -0.0, 0, 1e-320, 1e-300, 0.5, 1, 2, 1e308, inf, nan};
@@ -316,6 +351,7 @@ int main(int argc, char** argv) {
     test_counts_of_a_step(&tried);
     test_numbers_of_a_step(&tried);
     test_starts(&tried);
+    test_edges(&tried);
     test_draws(&tried);
     test_counts_of_a_program(&tried);
     test_records(&tried);

@@ -202,6 +202,30 @@ void test_shared(const char* isa, int32_t format, int32_t kv_type, int32_t windo
   }
 }
 
+// What a product adds is read by panels, of which each thread has its own: they meet once somebody else has made it.
+void test_meetings(const char* isa) {
+  Model model(isa, 2, octavo::FMT_W8G64, octavo::KV_BF16, 16);
+  Records records = model.records;
+  const int32_t sum = int32_t(records.buffers.size());
+  records.buffers.push_back({OCTAVO_ROWS_T, 0, kHidden});
+  const auto from_o = [](const octavo_op& op) { return op.code == OCTAVO_LINEAR && op.in[0] == O; };
+  octavo_op product = *std::find_if(records.ops.begin(), records.ops.end(), from_o);
+  product.i[0] = octavo::EPI_STORE, product.in[1] = OCTAVO_NONE, product.out[0] = Y;
+  octavo_op adding = product;
+  adding.out[0] = sum;
+  int32_t meetings[2];
+  for (const int32_t adds : {0, 1}) {
+    if (adds) adding.i[0] = octavo::EPI_ADD, adding.in[1] = Y;
+    records.ops = {product, adding};
+    records.limits.num_ops = 2, records.limits.num_buffers = sum + 1;
+    const octavo_program_spec spec = records.spec();
+    ProgramPtr program(octavo_program_open(model.engine.get(), model.kv.get(), &spec));
+    if (!CHECK(program != nullptr)) return (void)printf("  %s\n", octavo_error());
+    meetings[adds] = octavo_program_barriers(program.get(), 1, 1);
+  }
+  CHECK(meetings[0] == 0 && meetings[1] == 1);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -215,5 +239,6 @@ int main(int argc, char** argv) {
     }
     table++;
   }
+  test_meetings("generic");
   return finish("test_program");
 }
