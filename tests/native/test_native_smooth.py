@@ -11,6 +11,7 @@ from small_models import GEMMA, LLAMA, MOE, texts, write_model
 
 from octavo.backends import native_lib as lib
 from octavo.backends.native_backend import NativeBackend, NativeModel
+from octavo.backends.native_formats import FormatPlan
 from octavo.backends.native_smooth import loudness, places
 from octavo.core.errors import InvalidInput
 from octavo.models.config import ModelConfig
@@ -92,6 +93,14 @@ def test_where_factors_move() -> None:
     assert found(LLAMA | {"mlp_bias": True}) == [*layer[:2], *layer[:2], ("embed_tokens", False)]
     assert found(MOE) == [("q_proj", False)] * 2 + [("lm_head", False)]
     assert found(LLAMA, packable=False) == []
+
+
+def test_a_norm_that_another_matrix_reads_keeps_its_weight() -> None:
+    model, backend = build_model(ModelConfig.from_dict(LLAMA)), NativeBackend()
+    formats = FormatPlan("w8g64", {"model.layers.0.self_attn.v_proj.weight": "bf16"})
+    whole = places(NativeModel(backend, model, formats, "bf16").lower(keep=True), lambda spec: True)
+    first = [place.matrices[0].name for place in whole if "layers.0" in place.matrices[0].name]
+    assert [name.split(".")[-2] for name in first] == ["gate_proj", "down_proj"]
 
 
 def test_rows_of_a_tied_embedding_are_looked_up_as_before(tmp_path: Path) -> None:
