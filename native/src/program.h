@@ -130,6 +130,7 @@ class Program {
   void give_rows(const Op& op, AttnItem* item, int64_t token) const;
   void run_units(const Op& op, const AttentionPlan& plan, int thread);
   void merge_parts(const Op& op, const AttentionPlan& plan, int thread);
+  void merge_row(const Op& op, const AttentionPlan& plan, const Merge& merge, int32_t row, int64_t head, int64_t end);
   void read_ahead(const Op& op, const AttentionPlan& plan, int64_t next, int64_t end, AttnItem* a) const;
   float* states_of(const Op& op, const AttentionPlan& plan, int32_t head) const;
   const AttentionPlan& plan_of(const Op& op) const;

@@ -130,15 +130,32 @@ float* Program::states_of(const Op& op, const AttentionPlan& plan, int32_t head)
   return states_ + head * step_->tokens * group * plan.part_chunks() * kernels_->attn_partial(op.record.i[2]);
 }
 
+// Threads share the rows, (merge, token, query head), evenly.
 void Program::merge_parts(const Op& op, const AttentionPlan& plan, int thread) {
-  for (int64_t i = part(plan.merges(), thread); i < part(plan.merges(), thread + 1); i++) {
+  const int64_t dim = op.record.i[2], group = cols(op.record.in[0]) / dim / pages_->kv.kv_heads;
+  int64_t all = 0, begin = 0;
+  for (int64_t i = 0; i < plan.merges(); i++) all += plan.merge(i).rows * group;
+  const int64_t first = part(all, thread), last = part(all, thread + 1);
+  for (int64_t i = 0; i < plan.merges(); i++) {
     const Merge& merge = plan.merge(i);
-    AttnItem a = attention_item(op, merge.sequence, merge.head, merge.rows);
-    a.partial = states_of(op, plan, merge.head);
-    a.partial_chunks = plan.part_chunks();
-    give_rows(op, &a, merge.first);
-    kernels_->attention_merge(&a);
+    for (int32_t row = 0; row < merge.rows; row++, begin += group) {
+      const int64_t head = std::max<int64_t>(first - begin, 0), end = std::min(last - begin, group);
+      if (head < end) merge_row(op, plan, merge, row, head, end);
+    }
   }
+}
+
+// Query heads [head, end) of one token's kv head.
+void Program::merge_row(const Op& op, const AttentionPlan& plan, const Merge& merge, int32_t row, int64_t head, int64_t end) {
+  AttnItem a = attention_item(op, merge.sequence, merge.head, 1);
+  a.partial = states_of(op, plan, merge.head);
+  a.partial_chunks = plan.part_chunks();
+  give_rows(op, &a, merge.first + row);
+  a.out += head * op.record.i[2];
+  a.partial += head * a.partial_chunks * kernels_->attn_partial(op.record.i[2]);
+  if (a.sinks != nullptr) a.sinks += head;
+  a.group = static_cast<int32_t>(end - head);
+  kernels_->attention_merge(&a);
 }
 
 }  // namespace octavo

@@ -259,6 +259,25 @@ void test_cuts(const Kernels* k, Random& random) {
   }
 }
 
+// More chunks than are merged at once.
+void test_long(const Kernels* k, Random& random) {
+  for (int32_t type = 0; type < 3; type++) {
+    const int64_t dim = 16, end = 19 * 512 + 100, chunks = 20, state = k->attn_partial(int32_t(dim));
+    const Sequence s(random, 640, dim);
+    Pages pages(k, random, type, 32, 1, int32_t(dim), end);
+    for (int64_t p = 0; p < end; p++) pages.write(s, (p * 7 + p / 512 * 13) % 640, p, 0);
+    const Query q(random, 1, end - 1, 2, dim, 4);
+    const std::vector<float> whole = attend(pages, q, 0);
+    std::vector<float> out(q.q.size(), -7.0f), partial(size_t(2 * chunks * state), NAN);
+    Buffer scratch(k->attn_scratch(2, int32_t(dim)));
+    octavo::AttnItem item = item_of(pages, q, 0, 0, 1, out.data(), scratch);
+    item.partial = partial.data(), item.partial_chunks = chunks;
+    for (int64_t chunk = 0; chunk < chunks; chunk++) item.chunk0 = chunk, item.chunk1 = chunk + 1, k->attention(&item);
+    k->attention_merge(&item);
+    CHECK(!memcmp(out.data(), whole.data(), out.size() * 4));
+  }
+}
+
 // Scores that rise and fall by many powers of two from block to block.
 void test_rising(const Kernels* k, Random& random) {
   for (int32_t type = 0; type < 3; type++)
@@ -344,6 +363,7 @@ int main(int argc, char** argv) {
     test_tree(k, random);
     test_parts(k, random);
     test_cuts(k, random);
+    test_long(k, random);
     test_poison(k, random);
     test_rising(k, random);
     if (failures > before) printf("%s: %ld failed\n", k->name, failures - before);
