@@ -188,7 +188,7 @@ def full(report: Report, given: argparse.Namespace) -> None:
     Contest(duels, say, report.failures).rounds(min(rounds, 3), f"{model}, other formats")
     report.records["other formats"] = {"duels": [duel.record() for duel in duels]}
     del others, duels
-    for shape in SHAPES:
+    for shape in given.shapes:
         _shape(report, shape, find_peers(given.peers, shape, threads, given.against), rounds)
     report.add(FULL_ROWS, footprint_values(model, say))
 
@@ -229,6 +229,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(PARTS), help="some of " + ",".join(PARTS))
     parser.add_argument("--full", action="store_true", help="also the other formats and the larger shapes")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="with --full: some of " + ",".join(SHAPES))
     parser.add_argument("--json", type=Path, help="write everything here")
     parser.add_argument("--table", type=Path, help="write the table here")
     given = parser.parse_args()
@@ -236,11 +237,18 @@ def arguments() -> argparse.Namespace:
         raise InvalidInput("rounds", given.rounds, "give at least 1")
     if given.peers and not Path(given.peers).is_dir():
         raise InvalidInput("peers", given.peers, "no such folder; benchmarks/install_peers.sh DIR makes one")
-    given.only = [part for part in given.only.split(",") if part]
-    unknown = set(given.only) - set(PARTS)
-    if unknown:
-        raise InvalidInput("only", ",".join(sorted(unknown)), "give some of " + ", ".join(PARTS))
+    given.only = _names("only", given.only, PARTS)
+    given.shapes = _names("shapes", given.shapes, tuple(SHAPES))
     return given
+
+
+def _names(field: str, given: str, known: Sequence[str]) -> list[str]:
+    """Names between commas. Raises InvalidInput for one that is not known."""
+    found = [name for name in given.split(",") if name]
+    unknown = sorted(set(found).difference(known))
+    if unknown:
+        raise InvalidInput(field, ",".join(unknown), "give some of " + ", ".join(known))
+    return found
 
 
 def main() -> None:
