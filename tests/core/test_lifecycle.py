@@ -292,7 +292,7 @@ def test_flags_ask_for_what_the_parameters_say():
 def test_timeline_tells_the_life_of_a_request():
     bench = Bench().submit(make_request(max_tokens=1)).run()
     kinds = [json.loads(line)["kind"] for line in bench.scheduler.timeline.to_jsonl().splitlines()]
-    assert kinds == ["submit", "decision", "tokens", "finish"]
+    assert kinds == ["submit", "admit", "decision", "tokens", "finish"]
 
 
 def test_a_bug_after_the_step_is_not_swallowed():

@@ -45,8 +45,10 @@ class BranchTables(PublishedTables):
         units = tuple(units)
         look_up = use_prefix and self.enable_prefix_cache
         match = self.prefix.match(namespace, units) if look_up else _NO_MATCH
-        if look_up and may_wait and self._coming.is_coming(namespace, units, min(match.num_units, len(units) - 1)):
-            return PrefixHit(wait=True)
+        if look_up and may_wait:
+            awaited = self._coming.who_computes(namespace, units, min(match.num_units, len(units) - 1))
+            if awaited is not None:
+                return PrefixHit(wait=True, awaited=awaited)
         mark = undo.mark()
         try:
             hit = self._attach(branch_key, namespace, match, len(units), now, undo)

@@ -38,13 +38,13 @@ class ComingPrefixes:
         if key in self._coming and len(self._coming[key][1]) // self._page_size <= num_pages:
             del self._coming[key]
 
-    def is_coming(self, namespace: str, units: tuple[int, ...], hit: int) -> bool:
-        """True if somebody computes a prefix of `units` that is at least one whole page longer than the hit."""
+    def who_computes(self, namespace: str, units: tuple[int, ...], hit: int) -> BranchKey | None:
+        """A branch that computes a prefix of `units` at least one whole page longer than the hit; None: nobody."""
         size = self._page_size
         page = slice(hit - hit % size, hit - hit % size + size)
-        for other_namespace, other in self._coming.values():
+        for key, (other_namespace, other) in self._coming.items():
             if other_namespace == namespace and other[page] == units[page]:
                 shared = common_length(other, units)
                 if min(shared - shared % size, len(units) - 1) > hit and shared - shared % size >= hit + size:
-                    return True
-        return False
+                    return key
+        return None

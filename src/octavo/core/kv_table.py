@@ -20,13 +20,14 @@ class PrefixHit:
 
     `num_tokens` have their K/V (at most all but the last). `no_write`: the last token has it as well; its row is
     computed for its logits only and writes nothing. `copies` are page copies of this hit (they are among
-    `take_copies`). `wait`: nothing was attached, because another branch computes a longer prefix right now.
+    `take_copies`). `wait`: nothing was attached, because another branch, `awaited`, computes a longer prefix right now.
     """
 
     num_tokens: int = 0
     no_write: bool = False
     copies: tuple[PageCopy, ...] = ()
     wait: bool = False
+    awaited: BranchKey | None = None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Planner:
         self.roster = roster
         self._last_steady: list[Branch] = []  # of the last plan, and their rows
         self._last_rows: StepRows | None = None
+        self._awaited: tuple[str, int] | None = None  # who computes what the branch asked last waits for
 
     def fill(self, draft: Draft, budget: int) -> None:
         """Schedule up to ``budget`` tokens."""
@@ -152,7 +153,7 @@ class Planner:
             victim = self._victim(branch)
             if victim is not None:
                 reason = f"pages for {branch.key[0]}/{branch.choice}"
-                draft.preemptions.append(self.roster.preempt(victim, draft.now, reason))
+                draft.preemptions.append(self.roster.preempt(victim, draft.now, reason, by=branch.key[0]))
             elif tokens > 1:
                 tokens //= 2
             elif len(self.roster.running) == 1:
@@ -199,13 +200,23 @@ class Planner:
                 self._block(branch, WaitingReason.PREFIX, draft)
                 branch.prefix_waits += 1
                 continue
+            self._record_entry(branch, draft)
             budget -= draft.others[-1].num_scheduled_tokens
             count_bypass(self.roster.waiting, branch, draft.undo)
             if budget <= 0 or not self.roster.has_free_slot or self._somebody_is_due():
                 return
 
+    def _record_entry(self, branch: Branch, draft: Draft) -> None:
+        row = draft.others[-1]  # its first
+        where = {"request": row.request_id, "choice": row.choice, "slot": row.slot}
+        self.roster.timeline.record("admit", draft.now, **where, cached=row.start, times=branch.admissions)
+
     def _block(self, branch: Branch, reason: WaitingReason, draft: Draft) -> None:
         if branch.is_live:
+            if branch.waiting_reason is not reason:
+                blocked = {"request": branch.key[0], "choice": branch.choice, "why": reason.value}
+                on = self._awaited if reason is WaitingReason.PREFIX else None
+                self.roster.timeline.record("wait", draft.now, **blocked, on=on and on[0])
             draft.undo.push(checkpoint(branch))
             branch.waiting_reason = reason
 
@@ -256,6 +267,7 @@ class Planner:
             )
         except OutOfPages:
             return Outcome.NO_ROOM
+        self._awaited = hit.awaited
         return Outcome.WAITS if hit.wait else hit
 
     def _start(self, branch: Branch, budget: int, draft: Draft, hit: PrefixHit) -> bool:

@@ -59,7 +59,14 @@ class Roster:
             branch.arrival_index, branch.token_limit = self._arrivals, request.token_limit
             self.waiting.append(branch)
         self.timeline.record(
-            "submit", now, request=request.request_id, prompt=len(request.prompt_token_ids), choices=request.params.n
+            "submit",
+            now,
+            request=request.request_id,
+            prompt=len(request.prompt_token_ids),
+            choices=request.params.n,
+            arrival=request.arrival,
+            tenant=request.tenant or None,
+            priority=request.priority or None,
         )
 
     def enter(self, branch: Branch, step: int, undo: UndoLog) -> None:
@@ -83,15 +90,17 @@ class Roster:
         branch.admissions += 1
         branch.prefix_waits = 0
 
-    def preempt(self, branch: Branch, now: float, reason: str) -> Preemption:
-        """Take a running branch's slot and pages; it waits in its old place and computes its tokens again."""
+    def preempt(self, branch: Branch, now: float, reason: str, by: str | None = None) -> Preemption:
+        """Take a running branch's slot and pages, for request ``by`` if for anybody; it waits in its old place and
+        computes its tokens again.
+        """
         self.kv.release_branch(branch.key)
         self._vacate(branch)
         branch.transition(RequestState.RECOMPUTE)
         branch.num_preemptions += 1
         self.waiting.append(branch)
         preemption = Preemption(*branch.key, kind="recompute", reason=reason)
-        self.timeline.record("preempt", now, request=branch.key[0], choice=branch.choice, reason=reason)
+        self.timeline.record("preempt", now, request=branch.key[0], choice=branch.choice, reason=reason, by=by)
         return preemption
 
     def deliver(self, branch: Branch, token_id: int, logprobs: TokenLogprobs | None) -> None:

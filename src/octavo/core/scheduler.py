@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from octavo.core.admission import check_request, default_seed
-from octavo.core.batch import ScheduleDecision, StepResult, build_batch
+from octavo.core.arrivals import facts_of
+from octavo.core.batch import ScheduleDecision, StepResult, StepRows, build_batch
 from octavo.core.config import SchedulerConfig
 from octavo.core.draft import Draft
-from octavo.core.errors import InvalidInput
+from octavo.core.errors import InvalidInput, RowError
 from octavo.core.events import TokenEvent
 from octavo.core.kv import KVCacheManager
 from octavo.core.params import MAX_COUNT, check_int
@@ -87,6 +88,9 @@ class ContinuousBatchScheduler:
         request.token_limit = limit
         if request.seed is None:
             request.seed = self._seed_source() if self._seed_source else default_seed(request_id)
+        if self.timeline.has_listeners:
+            values = {"request": request_id, "prompt": request.prompt_token_ids, "facts": facts_of(request)}
+            self.timeline.tell("arrive", request.arrival, **values)
         self._queued_ids[request_id] = request
         self._inbox.append(partial(self._apply_submit, request))
 
@@ -95,7 +99,10 @@ class ContinuousBatchScheduler:
 
         Idempotent: nothing happens for a request that has ended or is not known. ``reason`` may be ``timeout``.
         """
-        self._inbox.append(partial(self._apply_cancel, request_id, FinishReason(reason)))
+        reason = FinishReason(reason)
+        if self.get(request_id) is not None:
+            self.timeline.record("ask_cancel", self.timeline.now, request=request_id, reason=reason.value)
+        self._inbox.append(partial(self._apply_cancel, request_id, reason))
 
     def stop(self, request_id: str, choice: int, num_output_tokens: int, stop_reason: int | str | None = None) -> None:
         """The text layer found a stop string: the choice ends after ``num_output_tokens`` tokens, reason ``stop``.
@@ -104,6 +111,9 @@ class ContinuousBatchScheduler:
         ended (a token limit may have ended it in the same step).
         """
         check_int("num_output_tokens", num_output_tokens, 0, MAX_COUNT)
+        if self.get(request_id) is not None:
+            asked = {"request": request_id, "choice": choice, "tokens": num_output_tokens, "stop_reason": stop_reason}
+            self.timeline.record("ask_stop", self.timeline.now, **asked)
         self._inbox.append(partial(self._apply_stop, request_id, choice, num_output_tokens, stop_reason))
 
     @property
@@ -149,7 +159,7 @@ class ContinuousBatchScheduler:
             raise InvalidInput("plan", f"step {self._in_flight.step} in flight", "commit it or roll it back first")
         self._apply_inbox(now)
         draft = self._fill_draft(now, budget)
-        decision = self._decide(draft)
+        decision = self._decide(draft, budget_tokens)
         if decision.rows:
             self.kv.start_step(draft.step)
             self._in_flight = draft
@@ -204,7 +214,7 @@ class ContinuousBatchScheduler:
                 return draft
             self._isolation.clear_group()  # cancelled in between, or without pages for now
 
-    def _decide(self, draft: Draft) -> ScheduleDecision:
+    def _decide(self, draft: Draft, budget: int | None) -> ScheduleDecision:
         decision = ScheduleDecision(
             model=self.model,
             step=draft.step,
@@ -215,10 +225,26 @@ class ContinuousBatchScheduler:
             num_waiting=self.num_waiting,
             num_running=self.num_running,
         )
-        rows = [[row.request_id, row.choice, row.num_scheduled_tokens, row.reason] for row in draft.others]
-        steady = [branch.key for branch in draft.steady]
-        self.timeline.record("decision", draft.now, step=draft.step, decodes=steady, rows=rows)
+        self._record(decision, draft, budget)
         return decision
+
+    def _record(self, decision: ScheduleDecision, draft: Draft, budget: int | None) -> None:
+        """The step's events; what decodes plainly goes in as columns, whatever their length."""
+        if decision.copies:
+            pages = [page for copy in decision.copies for page in (copy.source, copy.target)]
+            self.timeline.record("copy", draft.now, step=draft.step, pages=pages)
+        columns = draft.rows if isinstance(draft.rows, StepRows) else None
+        self.timeline.record(
+            "decision",
+            draft.now,
+            step=draft.step,
+            decodes=([], []) if columns is None else (columns.request_ids, columns.choices),
+            rows=[(row.request_id, row.choice, row.num_scheduled_tokens, row.reason) for row in draft.others],
+            waiting=decision.num_waiting,
+            running=decision.num_running,
+            free=self.kv.free_pages(),
+            budget=budget,
+        )
 
     def _commit(self, result: StepResult, now: float) -> None:
         draft = self._in_flight
@@ -240,9 +266,11 @@ class ContinuousBatchScheduler:
         self._in_flight = None
         draft.undo.rollback()
         self.kv.end_step(draft.step)
-        self.timeline.record("rollback", now, step=draft.step, error=f"{type(error).__name__}: {error}"[:500])
+        text = f"{type(error).__name__}: {error}"[:500]
+        blamed = list(error.rows) if isinstance(error, RowError) else None
+        self.timeline.record("rollback", now, step=draft.step, error=text, rows=blamed)
         for branch in self._isolation.charge(draft, error):
-            fail_request(self._roster, branch, f"{type(error).__name__}: {error}"[:500], now)
+            fail_request(self._roster, branch, text, now)
         self._apply_inbox(now)
 
     def _apply_inbox(self, now: float) -> None:
@@ -267,6 +295,8 @@ class ContinuousBatchScheduler:
             return
         branch = request.branches[choice]
         if branch.is_live:
+            drawn = branch.num_output_tokens
             branch.truncate_at(num_output_tokens)
-            self.timeline.record("stop", now, request=request_id, choice=choice, tokens=branch.num_output_tokens)
+            kept = branch.num_output_tokens
+            self.timeline.record("stop", now, request=request_id, choice=choice, tokens=kept, late=drawn - kept)
             self._roster.finish(branch, FinishReason.STOP, stop_reason, now)

@@ -37,7 +37,8 @@ class Committer:
     def apply(self, draft: Draft, result: StepResult, now: float) -> None:
         """Apply every row; the step's pages may be reused afterwards."""
         self.kv.end_step(draft.step)
-        self.roster.timeline.record("tokens", now, step=draft.step, tokens=_tokens_of(result.rows))
+        drawn, errors = _tokens_of(result.rows), _errors_of(result.rows)
+        self.roster.timeline.record("tokens", now, step=draft.step, tokens=drawn, errors=errors)
         done = 0
         if isinstance(result.rows, DrawnRows) and isinstance(draft.rows, StepRows):
             done = self._apply_drawn(draft.steady, draft.rows, result.rows.ids, now)
@@ -136,6 +137,13 @@ def _tokens_of(rows: Sequence[RowResult]) -> list[int | None]:
     """The token of each row; None where there is none."""
     drawn, others = (rows.ids, rows.others) if isinstance(rows, DrawnRows) else ([], rows)
     return [*drawn, *(row.token_ids[0] if row.token_ids else None for row in others)]
+
+
+def _errors_of(rows: Sequence[RowResult]) -> list[tuple[int, str]] | None:
+    """(row, error) of the rows that failed alone, if there are any."""
+    others = rows.others if isinstance(rows, DrawnRows) else rows
+    first = len(rows) - len(others)
+    return [(first + i, row.error) for i, row in enumerate(others) if row.error is not None] or None
 
 
 def fail_request(roster: Roster, branch: Branch, error: str, now: float) -> None:
