@@ -83,7 +83,7 @@ KINDS = (
     ),
     _kind(
         5, "tokens", _INPUT, "a step's results: the token of each row, and the error of rows that have one",
-        "step:count tokens:tokens errors:json?",
+        "step:count tokens:tokens drawn:count errors:json?",
     ),
     _kind(
         6, "rollback", _INPUT, "a step failed and was taken back; `rows` if the error names its rows",
@@ -98,6 +98,8 @@ KINDS = (
         "coefficients:json",
     ),
     _kind(9, "chosen", _INPUT, "a setting that adapts took another value", "what:name value:json why:text?"),
+    _kind(10, "observed", _INPUT, "the scheduler was told how long its last step took", "seconds:seconds"),
+    _kind(11, "end", _INPUT, "the recording was closed: nothing of it is missing", ""),
     # what the core makes of it
     _kind(
         20, "submit", _DECISION, "a request was taken out of the inbox into the queue",

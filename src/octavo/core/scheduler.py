@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from octavo.core.admission import check_request, default_seed
-from octavo.core.arrivals import facts_of
 from octavo.core.batch import ScheduleDecision, StepResult, StepRows, build_batch
 from octavo.core.config import SchedulerConfig
 from octavo.core.draft import Draft
 from octavo.core.errors import InvalidInput, RowError
 from octavo.core.events import TokenEvent
+from octavo.core.facts import facts_of
 from octavo.core.kv import KVCacheManager
 from octavo.core.params import MAX_COUNT, check_int
 from octavo.core.planner import Planner

@@ -37,8 +37,7 @@ class Committer:
     def apply(self, draft: Draft, result: StepResult, now: float) -> None:
         """Apply every row; the step's pages may be reused afterwards."""
         self.kv.end_step(draft.step)
-        drawn, errors = _tokens_of(result.rows), _errors_of(result.rows)
-        self.roster.timeline.record("tokens", now, step=draft.step, tokens=drawn, errors=errors)
+        self._record(draft.step, result.rows, now)
         done = 0
         if isinstance(result.rows, DrawnRows) and isinstance(draft.rows, StepRows):
             done = self._apply_drawn(draft.steady, draft.rows, result.rows.ids, now)
@@ -49,6 +48,11 @@ class Committer:
                     self._apply_row(branch, row, outcome, now)
                 else:
                     fail_request(self.roster, branch, error, now)
+
+    def _record(self, step: int, rows: Sequence[RowResult], now: float) -> None:
+        drawn = len(rows.ids) if isinstance(rows, DrawnRows) else 0
+        values = {"tokens": _tokens_of(rows), "drawn": drawn, "errors": _errors_of(rows)}
+        self.roster.timeline.record("tokens", now, step=step, **values)
 
     def _apply_drawn(self, steady: Sequence[Branch], rows: StepRows, ids: Sequence[int], now: float) -> int:
         """``_apply_row`` for all plain decodes at once, if their tokens are in order; the number of rows applied.
