@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from octavo.core.batch import build_batch
 from octavo.core.errors import InvalidInput
-from octavo.core.policy import POLICIES, FirstCome, PriorityFirst, count_bypass, make_policy, service_order
+from octavo.core.policies import POLICIES, Policy, count_bypass, make_policy, service_order
+from octavo.core.policies.priority import PriorityFirst
 from octavo.core.undo import UndoLog
 
 
@@ -23,7 +24,7 @@ def order(branches, policy, limit=64):
 
 def test_orders():
     waiting = [branch(3, 5), branch(1, 9), branch(2, -1)]
-    assert order(waiting, FirstCome()) == [1, 2, 3]
+    assert order(waiting, Policy()) == [1, 2, 3]
     assert order(waiting, PriorityFirst()) == [2, 3, 1]
     choices = [branch(1, choice=1), branch(1, choice=0)]
     assert [b.choice for b in service_order(choices, PriorityFirst(), 64)] == [0, 1]
@@ -68,8 +69,8 @@ def test_nobody_is_passed_more_often_than_the_limit(arrivals, limit, priorities)
 
 def test_make_policy():
     assert [make_policy(name).name for name in POLICIES] == list(POLICIES)
-    with pytest.raises(InvalidInput, match="policy = 'fair'"):
-        make_policy("fair")
+    with pytest.raises(InvalidInput, match="policy = 'fairly'"):
+        make_policy("fairly")
 
 
 SNAPSHOTS = st.lists(

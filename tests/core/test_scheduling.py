@@ -140,7 +140,7 @@ def test_config_is_checked():
             SchedulerConfig(**{name: 0})
     assert SchedulerConfig(prefix_wait_steps=0, max_preemptions=0).prefix_wait_steps == 0
     with pytest.raises(InvalidInput, match="policy"):
-        SchedulerConfig(policy="fair")
+        SchedulerConfig(policy="fairly")
     assert all(item.metadata["help"] for item in SchedulerConfig.__dataclass_fields__.values())
 
 

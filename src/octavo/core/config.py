@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from octavo.core.errors import InvalidInput
 from octavo.core.params import MAX_COUNT, check_int
-from octavo.core.policy import POLICIES
+from octavo.core.policies import POLICIES, PolicySettings, make_policy
 
 
 def _option(default: Any, text: str) -> Any:
@@ -22,16 +21,18 @@ class SchedulerConfig:
     max_running_requests: int = _option(64, "sequences that run at once at most (each choice of a request is one)")
     max_prefill_chunk: int = _option(256, "tokens of one prompt that one step computes at most")
     max_seq_len: int = _option(2048, "tokens of prompt and output together at most")
-    policy: str = _option("fcfs", "order of service: fcfs (first come) or priority (lower numbers first)")
+    policy: str = _option("fcfs", f"order of service: {', '.join(POLICIES)}; or several: priority,fair")
     prefix_wait_steps: int = _option(64, "steps a request may wait for a prefix that another computes; 0: never")
     max_preemptions: int = _option(8, "preemptions of a sequence after which it keeps its pages to the end")
     bypass_limit: int = _option(64, "later arrivals that may be admitted before a waiting sequence")
     stall_steps: int = _option(16, "steps without a token after which a running sequence is served before all others")
+    policies: PolicySettings = field(
+        default_factory=PolicySettings, metadata={"help": "prices, weights and ageing of the policies"}
+    )
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise InvalidInput("policy", self.policy, f"choose one of {', '.join(POLICIES)}")
+        make_policy(self.policy)
         for item in fields(self):
-            if item.name != "policy":
+            if item.name not in ("policy", "policies"):
                 lowest = 0 if item.name in ("prefix_wait_steps", "max_preemptions") else 1
                 check_int(item.name, getattr(self, item.name), lowest, MAX_COUNT)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.batch import PageCopy, Preemption, ScheduledRow
+from octavo.core.policies import Key
 from octavo.core.request import Branch
 from octavo.core.undo import UndoLog
 
@@ -26,6 +27,7 @@ class Draft:
     rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
     copies: list[PageCopy] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
+    turn: Key | None = None  # prefills whose turn comes later get nothing in this step
 
     @property
     def branches(self) -> list[Branch]:

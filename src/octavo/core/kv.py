@@ -107,6 +107,10 @@ class KVCacheManager(BranchTables):
             return columns
         return -(-group.sinks // self.page_size) + (group.window + max_chunk + self.page_size - 2) // self.page_size + 1
 
+    def match_length(self, namespace: str, units: Sequence[int]) -> int:
+        """Leading `units` that the prefix cache holds now; 0 where it is off."""
+        return self.prefix.match(namespace, units).num_units if self.enable_prefix_cache else 0
+
     def free_pages(self) -> int:
         """Pages that `reserve` could get: free ones and those that eviction would free."""
         return self.allocator.num_free + self.allocator.num_evictable

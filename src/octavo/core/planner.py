@@ -10,17 +10,19 @@ recompute are all that rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any
 
 from octavo.core.batch import PageTableDelta, StepRows, build_batch
+from octavo.core.claims import Claims
 from octavo.core.config import SchedulerConfig
 from octavo.core.draft import Draft
 from octavo.core.errors import OutOfPages
 from octavo.core.kv import KVCacheManager, PrefixHit
-from octavo.core.policy import Policy, count_bypass, service_order
+from octavo.core.policies import Key, Policy, count_bypass, service_order
 from octavo.core.request import Branch, FinishReason, RequestState, WaitingReason
 from octavo.core.roster import Roster, checkpoint
 from octavo.core.rows import decode_rows, make_row
@@ -36,6 +38,8 @@ class Planner:
         self.policy = policy
         self.kv = kv
         self.roster = roster
+        self.claims = Claims(config, policy, kv, roster)
+        self.least_seconds: Callable[[Branch], float] = lambda branch: 0.0  # that a waiting one takes, alone
         self._last_steady: list[Branch] = []  # of the last plan, and their rows
         self._last_rows: StepRows | None = None
         self._awaited: tuple[str, int] | None = None  # who computes what the branch asked last waits for
@@ -44,6 +48,8 @@ class Planner:
         """Schedule up to ``budget`` tokens."""
         if self.roster.waiting or self.kv.free_pages() < 2 * len(self.roster.running) * len(self.kv.groups):
             self.kv.commit_deferred()
+        if self.policy.makes_way and self.roster.waiting and draft.only is None:
+            self._make_way(draft)
         steady, rest = self._steady(draft, budget)
         columns = self._decode(steady, draft) if steady else None
         self._last_steady, self._last_rows = draft.steady, columns
@@ -57,6 +63,25 @@ class Planner:
         draft.rows = tuple(draft.others)
         if columns is not None:
             columns.others, draft.rows = draft.rows, columns
+
+    # -- way for those that have had less than their share
+
+    def _make_way(self, draft: Draft) -> None:
+        """If the first in the queue is behind those that run, keep the others' prefills out of its first step, and
+        preempt as many as it needs of those that it displaces. Nobody is preempted for what would not fit even then."""
+        queue = self._queue(draft, ())
+        if not queue:
+            return
+        head = queue[0]
+        turn = self.policy.turn(head)
+        victims = self.claims.displaced_by(head)
+        if victims is None:
+            return
+        for victim in victims:
+            reason = f"the share of {head.key[0]}/{head.choice}"
+            draft.preemptions.append(self.roster.preempt(victim, draft.now, reason))
+        if any(self.policy.turn(branch) > turn for branch in self.roster.running):
+            draft.turn = turn
 
     # -- running branches that plainly decode
 
@@ -122,10 +147,12 @@ class Planner:
     # -- running branches, one by one
 
     def _serve_all(self, branches: Sequence[Branch], draft: Draft, budget: int) -> None:
-        """Serve running branches by rank; their rows come in the order in which tokens were granted."""
+        """Serve running branches by place and rank; their rows come in the order in which tokens were granted."""
+        if self.policy.makes_way:
+            self.policy.prepare(self.roster.scene(draft.now))
         grants = self._share(branches, draft, budget)
         place = {branch.key: index for index, (branch, _) in enumerate(grants)}
-        for branch, tokens in sorted(grants, key=lambda grant: self.policy.rank(grant[0])):
+        for branch, tokens in sorted(grants, key=lambda grant: self._place(grant[0])):
             self._serve(branch, tokens, draft)
         order = sorted(range(len(draft.others)), key=lambda i: place[draft.served[i].key])
         draft.others = [draft.others[i] for i in order]
@@ -137,6 +164,8 @@ class Planner:
         oldest = draft.step - self.config.stall_steps
         stalled = sorted((branch for branch in ranked if branch.last_step <= oldest), key=lambda b: b.last_step)
         grants: list[tuple[Branch, int]] = []
+        if draft.turn is not None:
+            ranked = [b for b in ranked if b.state is _DECODING or self.policy.turn(b) <= draft.turn or b in stalled]
         for group in (*([branch] for branch in stalled), [branch for branch in ranked if branch.last_step > oldest]):
             left = budget - sum(tokens for _, tokens in grants)
             if group and left > 0:
@@ -165,11 +194,13 @@ class Planner:
         self._add_row(branch, tokens, deltas, draft)
 
     def _victim(self, branch: Branch) -> Branch | None:
-        """The running branch of the last rank after ``branch`` that holds pages and is not protected."""
-        rank = self.policy.rank(branch)
-        candidates = [b for b in self.roster.running if b.kv_blocks and not self._protected(b)]
-        last = max(candidates, key=self.policy.rank, default=None)
-        return last if last is not None and self.policy.rank(last) > rank else None
+        """The last running branch after ``branch`` that holds pages and is not protected."""
+        candidates = [b for b in self.roster.running if b.kv_blocks and not self.claims.protected(b)]
+        last = max(candidates, key=self._place, default=None)
+        return last if last is not None and self._place(last) > self._place(branch) else None
+
+    def _place(self, branch: Branch) -> Key:
+        return (*self.policy.place(branch), *branch.rank)
 
     def _restart_alone(self, branch: Branch, draft: Draft) -> None:
         """Nobody else holds a page and there is none: shared pages are in the way, or the pool is too small."""
@@ -189,8 +220,12 @@ class Planner:
         """Admit waiting branches in order until one does not fit. One that waits for a prefix holds up nobody."""
         if budget <= 0 or not self.roster.has_free_slot or not self.roster.waiting:
             return
-        for branch in service_order(self.roster.waiting, self.policy, self.config.bypass_limit):
-            if not draft.allows(branch):
+        tried: set[tuple[str, int]] = set()
+        queue = self._queue(draft, tried)
+        while queue:
+            branch = queue.popleft()
+            tried.add(branch.key)
+            if self.policy.sheds and self._shed(branch, draft.now):
                 continue
             outcome = self._try_enter(branch, budget, draft)
             if outcome is Outcome.NO_ROOM:
@@ -202,9 +237,29 @@ class Planner:
                 continue
             self._record_entry(branch, draft)
             budget -= draft.others[-1].num_scheduled_tokens
-            count_bypass(self.roster.waiting, branch, draft.undo)
+            count_bypass(self.roster.waiting, branch, draft.undo, self.policy.ages_by_tenant)
             if budget <= 0 or not self.roster.has_free_slot or self._somebody_is_due():
                 return
+            if self.policy.changes_as_it_admits:
+                queue = self._queue(draft, tried)
+
+    def _shed(self, branch: Branch, now: float) -> bool:
+        """End a request that cannot be done by its deadline before it costs anything."""
+        deadline, takes = branch.request.deadline, self.least_seconds(branch)
+        if deadline is None or now + takes <= deadline:
+            return False
+        error = f"it takes {takes:.3f} s at least and its deadline is in {deadline - now:.3f} s"
+        self.roster.abandon_request(branch.request, RequestState.CANCELLED, FinishReason.REJECTED, now, error)
+        return True
+
+    def _queue(self, draft: Draft, tried: Collection[tuple[str, int]]) -> deque[Branch]:
+        """Who may be admitted, in order, without those that this plan has looked at."""
+        left = [branch for branch in self.roster.waiting if draft.allows(branch) and branch.key not in tried]
+        self.policy.prepare(self.roster.scene(draft.now))
+        order = service_order(left, self.policy, self.config.bypass_limit)
+        if draft.turn is not None:
+            order = [branch for branch in order if self.policy.turn(branch) <= draft.turn]
+        return deque(order)
 
     def _record_entry(self, branch: Branch, draft: Draft) -> None:
         row = draft.others[-1]  # its first
@@ -227,7 +282,7 @@ class Planner:
     def _try_enter(self, branch: Branch, budget: int, draft: Draft) -> Outcome:
         """Enter a waiting branch; if nobody else runs, without the prefix cache before giving up."""
         patient = branch.prefix_waits < self.config.prefix_wait_steps and branch.bypassed < self.config.bypass_limit
-        use_prefix = branch.use_prefix and not branch.wants_prompt_logprobs and not self._protected(branch)
+        use_prefix = branch.use_prefix and not branch.wants_prompt_logprobs and not self.claims.protected(branch)
         outcome = self._enter(branch, budget, draft, use_prefix, patient)
         if outcome is not Outcome.NO_ROOM or self.roster.running:
             return outcome
@@ -247,7 +302,7 @@ class Planner:
             branch.num_resident_tokens = outcome.num_tokens
             if branch.admissions == 1:
                 branch.num_cached_tokens = min(outcome.num_tokens, branch.num_prompt_tokens)
-            if (alone or self._has_room(branch)) and self._start(branch, budget, draft, outcome):
+            if (alone or self.claims.fit_with(branch)) and self._start(branch, budget, draft, outcome):
                 return Outcome.ENTERED
             outcome = Outcome.NO_ROOM
         draft.undo.rollback_to(mark)
@@ -282,32 +337,12 @@ class Planner:
 
     # -- pages
 
-    def _protected(self, branch: Branch) -> bool:
-        """True for a branch that was preempted often enough: it is not preempted again."""
-        return branch.num_preemptions >= self.config.max_preemptions
-
-    def _outstanding(self, branch: Branch) -> int:
-        """Pages that a branch has a claim on beyond those it holds: all it may ever need if it is protected (so that
-        it never has to preempt), else what its known tokens and the next one need.
-        """
-        tokens = max(branch.num_tokens, branch.request.token_limit - 1)
-        if not self._protected(branch):
-            if branch.state is RequestState.DECODING:
-                return 0
-            tokens = min(tokens, branch.num_tokens + 1)
-        return max(0, self.kv.num_pages_needed(tokens, self.config.max_prefill_chunk) - branch.kv_blocks)
-
-    def _has_room(self, branch: Branch) -> bool:
-        """True if the known tokens of all that run, and of ``branch`` among them, find pages without preemption."""
-        branch.kv_blocks = self.kv.num_branch_pages(branch.key)
-        return sum(map(self._outstanding, self.roster.running)) <= self.kv.free_pages()
-
     def _reserve(self, branch: Branch, tokens: int, draft: Draft) -> tuple[PageTableDelta, ...] | None:
         """``_take_pages``, but none that protected branches have a claim on."""
         mark = draft.undo.mark()
         draft.undo.push(checkpoint(branch))
         deltas = self._take_pages(branch, tokens, draft)
-        if deltas is None or (deltas and self._claims_of_others(branch) > self.kv.free_pages()):
+        if deltas is None or (deltas and self.claims.of_others(branch) > self.kv.free_pages()):
             draft.undo.rollback_to(mark)
             return None
         return deltas
@@ -322,12 +357,6 @@ class Planner:
             before, branch.kv_blocks = branch.kv_blocks, self.kv.num_branch_pages(branch.key)
             draft.undo.push(partial(setattr, branch, "kv_blocks", before))
         return deltas
-
-    def _claims_of_others(self, branch: Branch) -> int:
-        """Pages that protected branches have not taken yet and must find. A protected one is not held up itself."""
-        if self._protected(branch):
-            return 0
-        return sum(self._outstanding(other) for other in self.roster.running if self._protected(other))
 
     # -- rows
 

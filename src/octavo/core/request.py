@@ -97,7 +97,7 @@ class Branch:
         *("request", "choice", "key", "params", "num_prompt_tokens", "is_plain", "end_ids", "token_limit"),
         *("state", "finish_reason", "stop_reason", "error", "token_ids", "logprobs", "prompt_logprobs"),
         *("num_computed_tokens", "num_resident_tokens", "num_cached_tokens", "num_delivered_tokens", "kv_blocks"),
-        *("slot", "waiting_reason", "arrival_index", "admissions", "last_step", "bypassed", "prefix_waits"),
+        *("slot", "waiting_reason", "arrival_index", "admissions", "last_step", "rank", "bypassed", "prefix_waits"),
         *("num_preemptions", "use_prefix", "needs_init", "prompt_logprobs_delivered"),
     )
 
@@ -127,6 +127,7 @@ class Branch:
         self.arrival_index = 0  # order of submission, given by the scheduler
         self.admissions = 0
         self.last_step = 0  # last step that scheduled it, or that admitted it to a slot
+        self.rank: tuple[float, ...] = ()  # among those that run, from the first admission on
         self.bypassed = 0  # later arrivals admitted while it waited
         self.prefix_waits = 0
         self.num_preemptions = 0

@@ -11,6 +11,7 @@ from octavo.core.batch import Preemption, TokenLogprobs
 from octavo.core.errors import InvariantBroken
 from octavo.core.events import EventKind, EventLog, TokenEvent
 from octavo.core.kv import KVCacheManager
+from octavo.core.policies import Policy, PolicySettings, Scene, full_rank
 from octavo.core.request import QUEUED, RUNNING, Branch, FinishReason, Request, RequestState
 from octavo.core.timeline import Timeline
 from octavo.core.undo import UndoLog
@@ -26,11 +27,11 @@ class Roster:
     """
 
     def __init__(
-        self, kv: KVCacheManager, max_running: int, timeline: Timeline, rank: Callable[[Branch], tuple[int, ...]]
+        self, kv: KVCacheManager, max_running: int, timeline: Timeline, policy: Policy, settings: PolicySettings
     ) -> None:
         self.kv = kv
         self.timeline = timeline
-        self._rank = rank
+        self.policy, self.settings = policy, settings
         self.max_running = max_running
         self.requests: dict[str, Request] = {}
         self.waiting: list[Branch] = []
@@ -41,6 +42,11 @@ class Roster:
         heapify(self._free_slots)
         self._ended: dict[str, None] = {}  # in order of ending; bounded
         self._arrivals = 0
+        self._deadlines: list[tuple[float, int, str]] = []  # a heap: (deadline, arrival, request)
+
+    def scene(self, now: float) -> Scene:
+        """What a policy looks at."""
+        return Scene(self.kv, self.waiting, self.running, now, self.max_running, self.settings)
 
     @property
     def has_free_slot(self) -> bool:
@@ -54,7 +60,9 @@ class Roster:
     def add(self, request: Request, now: float) -> None:
         """Queue the live branches of a request that was checked before."""
         self._arrivals += 1
+        self.policy.arrived(request, self.scene(now))
         self.requests[request.request_id] = request
+        self._watch(request)
         for branch in request.live_branches:
             branch.arrival_index, branch.token_limit = self._arrivals, request.token_limit
             self.waiting.append(branch)
@@ -73,7 +81,9 @@ class Roster:
         """Move a waiting branch to a slot, ready to prefill; ``undo`` takes it back."""
         undo.push(checkpoint(branch))
         self.waiting.remove(branch)
-        insort(self.running, branch, key=self._rank)
+        if not branch.rank:
+            branch.rank = full_rank(self.policy, branch)
+        insort(self.running, branch, key=_rank_of)
         slot = heappop(self._free_slots)
 
         def leave() -> None:
@@ -138,6 +148,24 @@ class Roster:
         for branch in request.branches:
             self.abandon(branch, target, reason, now, error)
 
+    def _watch(self, request: Request) -> None:
+        """Keep an eye on its deadline, if it has one; those of what has ended are forgotten now and then."""
+        if request.deadline is None:
+            return
+        heappush(self._deadlines, (request.deadline, self._arrivals, request.request_id))
+        if len(self._deadlines) > 2 * len(self.requests) + REMEMBERED_IDS:
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self.requests]
+            heapify(self._deadlines)
+
+    def expire(self, now: float) -> None:
+        """Cancel, with reason ``timeout``, what is past its deadline."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, arrival, request_id = heappop(self._deadlines)
+            request = self.requests.get(request_id)
+            if request is not None and request.branches[0].arrival_index == arrival:
+                error = f"not done by its deadline, {now - deadline:.3f} s ago"
+                self.abandon_request(request, RequestState.CANCELLED, FinishReason.TIMEOUT, now, error)
+
     def take_freed_slots(self, undo: UndoLog) -> tuple[int, ...]:
         """Slots given up since the last decision."""
         freed, self.freed_slots = self.freed_slots, []
@@ -161,7 +189,7 @@ class Roster:
                 raise InvariantBroken(f"{request.request_id} has ended and is still listed")
             for branch in request.branches:
                 _audit_branch(branch, self.kv)
-        if self.running != sorted(self.running, key=self._rank):
+        if self.running != sorted(self.running, key=_rank_of):
             raise InvariantBroken("the running branches are not in order of rank")
         if any(branch.state not in RUNNING for branch in self.running):
             raise InvariantBroken("a branch runs in a state that owns nothing")
@@ -179,6 +207,7 @@ class Roster:
             self.freed_slots.append(branch.slot)
 
     def _tell_end(self, branch: Branch, now: float) -> None:
+        self.policy.ended(branch)
         reason = branch.finish_reason
         end = {"finish_reason": None if reason is None else reason.value, "error": branch.error}
         self._emit(branch, EventKind.CHOICE_END, stop_reason=branch.stop_reason, **end)
@@ -223,8 +252,10 @@ def checkpoint(branch: Branch) -> Callable[[], None]:
     return restore
 
 
+_rank_of = attrgetter("rank")
 _PLANNED_FIELDS = (
     "state",
+    "rank",
     "kv_blocks",
     "slot",
     "waiting_reason",

@@ -23,7 +23,7 @@ from octavo.core.facts import facts_of
 from octavo.core.kv import KVCacheManager
 from octavo.core.params import MAX_COUNT, check_int
 from octavo.core.planner import Planner
-from octavo.core.policy import make_policy
+from octavo.core.policies import make_policy
 from octavo.core.request import FinishReason, Request, RequestState
 from octavo.core.roster import Roster
 from octavo.core.step import Committer, Isolation, fail_request
@@ -67,7 +67,7 @@ class ContinuousBatchScheduler:
         self.policy = make_policy(self.config.policy)
         self.steps = 0
         self._seed_source = seed_source
-        self._roster = Roster(kv, self.config.max_running_requests, self.timeline, self.policy.rank)
+        self._roster = Roster(kv, self.config.max_running_requests, self.timeline, self.policy, self.config.policies)
         self._planner = Planner(self.config, self.policy, kv, self._roster)
         self._committer = Committer(kv, self._roster, vocab_size)
         self._isolation = Isolation()
@@ -158,6 +158,7 @@ class ContinuousBatchScheduler:
         if self._in_flight is not None:
             raise InvalidInput("plan", f"step {self._in_flight.step} in flight", "commit it or roll it back first")
         self._apply_inbox(now)
+        self._roster.expire(now)
         draft = self._fill_draft(now, budget)
         decision = self._decide(draft, budget_tokens)
         if decision.rows:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.errors import InvalidInput
-from octavo.core.policy import POLICIES
+from octavo.core.policies import POLICIES, PolicySettings, make_policy
 from octavo.engine.memory import parse_size
 
 __all__ = ["EngineConfig"]
@@ -45,7 +45,9 @@ class EngineConfig:
     max_running_requests: int = _flag(64, "Most sequences in one step.")
     max_batched_tokens: int = _flag(512, "Most tokens in one step.")
     max_prefill_chunk: int = _flag(256, "Most tokens of one prompt in one step.")
-    policy: str = _flag("fcfs", "Order of service: fcfs (first come) or priority.")
+    policy: str = _flag("fcfs", f"Order of service: {', '.join(POLICIES)}; or several, the first first: priority,fair.")
+    priority_ageing_s: float = _flag(60.0, "Seconds of waiting that count as one level of priority; 0: never.")
+    tenant_weights: str = _flag("", "Shares of tenants under the fair policy, 1 where not named: alice=3,bob=2.")
     prefix_cache: bool = _flag(True, "Keep the keys and values of finished prefixes for later requests.")
     threads: int = _flag(0, "Threads; 0: all usable cores on native, half of them for the products of numpy.")
     seed: int = _flag(0, "Where the seeds of requests without one come from; 0: different in every run.")
@@ -60,7 +62,8 @@ class EngineConfig:
         if self.backend in EXACT_BACKENDS:
             _one_of(f"format with backend={self.backend}", self.format, ("auto", "fp32"))
             _one_of(f"kv_dtype with backend={self.backend}", self.kv_dtype, ("auto", "fp32"))
-        _one_of("policy", self.policy, tuple(POLICIES))
+        make_policy(self.policy)
+        self.policy_settings()
         for name in ("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_seq_len", "threads", "seed"):
@@ -74,6 +77,16 @@ class EngineConfig:
     def kv_bytes(self) -> int | None:
         """``kv_memory`` in bytes, or None."""
         return None if self.kv_memory == "" else parse_size(self.kv_memory, "kv_memory")
+
+    def policy_settings(self) -> PolicySettings:
+        """Weights and ageing of the policies. Raises ``InvalidInput`` for what is no list of tenant=weight."""
+        weights: dict[str, int] = {}
+        for item in filter(None, (part.strip() for part in self.tenant_weights.split(","))):
+            tenant, _, weight = item.rpartition("=")
+            if not (tenant and weight.isdecimal()) or tenant in weights:
+                raise InvalidInput("tenant_weights", item, "give each tenant once, with a whole number: alice=3,bob=2")
+            weights[tenant] = int(weight)
+        return PolicySettings(ageing_s=self.priority_ageing_s, weights=tuple(weights.items()))
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -106,6 +106,7 @@ def scheduling_for(config: EngineConfig, max_seq_len: int) -> SchedulerConfig:
         max_prefill_chunk=config.max_prefill_chunk,
         max_seq_len=max_seq_len,
         policy=config.policy,
+        policies=config.policy_settings(),
     )
 
 

@@ -164,7 +164,7 @@ class Server:
         sequences = order.num_prompts * params.n
         if sequences > self.config.max_prompts:
             raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
-        if order.body.priority and self.policy != "priority":
+        if order.body.priority and "priority" not in self.policy.split(","):
             order.warnings.append({"param": "priority", "message": _NO_PRIORITY})
         request_id = _request_id(http, order.body)
         with ExitStack() as places:
