@@ -152,6 +152,7 @@ class AsyncEngine:
                     yield delta
                     if delta.last:
                         submitted = False
+                        self._post(partial(self._note_read, request.request_id, self.clock()))
                         return
         finally:
             if submitted:
@@ -249,6 +250,10 @@ class AsyncEngine:
         self._forget(request_id)
         self.loaded.core.cancel(request_id, FinishReason.CANCELLED)
 
+    def _note_read(self, request_id: str, now: float) -> None:
+        """The reader has come back for more after the last delta: nothing of it is left unread."""
+        self.loaded.core.scheduler.timeline.record("read", now, request=request_id)
+
     def _forget(self, request_id: str) -> None:
         self._mailboxes.pop(request_id, None)
         self._router.close(request_id)
@@ -279,7 +284,7 @@ class AsyncEngine:
         begun = core.clock()
         self._stats = engine_stats(core)
         self._deliver(self._router.take(events))
-        core.metrics.spent("deliver", core.clock() - begun)
+        core.delivered(begun)
         if core.idle and not events:
             time.sleep(_IDLE_NAP)
 
@@ -320,6 +325,7 @@ class AsyncEngine:
             for request_id in left:
                 core.cancel(request_id)
             core.step(self.clock())  # cancels, and runs nothing
+        core.close()
 
 
 def _run_all(calls: queue.SimpleQueue[Callable[[], object] | None]) -> None:

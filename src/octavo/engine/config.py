@@ -53,6 +53,7 @@ class EngineConfig:
     seed: int = _flag(0, "Where the seeds of requests without one come from; 0: different in every run.")
     offline: bool = _flag(False, "Never touch the network.")
     cache_dir: str = _flag("", "Folder of downloaded models; empty: the user's cache.")
+    record: str = _flag("", "Write all that happens into this file, for octavo replay, explain and timeline.")
     audit: bool = _flag(False, "Check every page after every step (slow; for finding bugs).")
 
     def __post_init__(self) -> None:

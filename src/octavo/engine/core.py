@@ -11,6 +11,7 @@ from octavo.core.events import TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.engine.metrics import Metrics
+from octavo.engine.recorder import Recorder
 
 __all__ = ["EngineCore"]
 
@@ -39,6 +40,7 @@ class EngineCore:
         self.clock = clock
         self.audits = audit
         self.idle = True  # the last step had nothing to run
+        self.recorder: Recorder | None = None  # of the timeline, into a file
 
     @property
     def kv(self) -> Any:
@@ -52,7 +54,12 @@ class EngineCore:
 
     def submit(self, request: Request, now: float) -> None:
         """Hand a request to the scheduler. Raises ``InvalidInput`` naming field, value and remedy."""
-        self.scheduler.submit(request)
+        try:
+            self.scheduler.submit(request)
+        except InvalidInput as error:
+            told = {"request": request.request_id, "reason": str(error), "field": error.field}
+            self.scheduler.timeline.record("refuse", now, **told)
+            raise
         self.metrics.submitted(request.request_id, len(request.prompt_token_ids), now)
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
@@ -75,6 +82,7 @@ class EngineCore:
         except Exception as error:
             events: Sequence[TokenEvent] = self.scheduler.rollback(error, now)
             ended = clock()
+            self._measured(decision, (started, planned, planned, ended), 0.0)
             self.metrics.failed(events, ended)
         except BaseException:  # an interruption passes through, but no step may stay in flight
             self.scheduler.rollback(OctavoError("the step was interrupted"), now)
@@ -84,14 +92,38 @@ class EngineCore:
             pages = self.kv.allocator.counts().referenced
             events = self.scheduler.commit(result, now)
             ended = clock()
+            self._measured(decision, (started, planned, executed, ended), seconds["model"] - model_before)
             seconds["plan"] += planned - started
             seconds["prepare"] += executed - planned - (seconds["model"] - model_before)
             seconds["commit"] += ended - executed
             self.metrics.stepped(decision, events, started, ended, pages, len(self.kv.groups))
         if self.audits:
             self.scheduler.audit()
+        if self.recorder is not None and not self.has_work:
+            self.recorder.flush()
         seconds["measure"] += clock() - ended
         return events
+
+    def _measured(self, decision: ScheduleDecision, times: tuple[float, float, float, float], model: float) -> None:
+        """Tell the timeline what a step took, if it had anything to run. A failed one's time is its commit's."""
+        if decision.rows:
+            started, planned, executed, ended = times
+            spent = {"plan": planned - started, "prepare": executed - planned - model, "model": model}
+            spent["commit"] = ended - executed
+            readings = {name: max(0, round(1e6 * seconds)) for name, seconds in spent.items()}
+            self.scheduler.timeline.record("measured", ended, step=decision.step, **readings)
+
+    def delivered(self, begun: float) -> None:
+        """The last step's events became text for readers, from ``begun`` (on this engine's clock) until now."""
+        ended = self.clock()
+        self.metrics.spent("deliver", ended - begun)
+        if not self.idle:
+            self.scheduler.timeline.record("delivered", ended, spent=max(0, round(1e6 * (ended - begun))))
+
+    def close(self) -> None:
+        """No step follows: end the recording, if there is one. Idempotent."""
+        if self.recorder is not None:
+            self.recorder.close()
 
     def snapshot(self, request_id: str) -> dict[str, Any]:
         """A live request as plain JSON values, between two steps. Raises ``InvalidInput`` for an unknown id."""

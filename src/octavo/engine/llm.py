@@ -153,7 +153,7 @@ class LLM:
                     for delta in self._router.take(events):
                         _add(outputs[delta.request_id], delta)
                         advance(delta.last)
-                    core.metrics.spent("deliver", core.clock() - begun)
+                    core.delivered(begun)
         finally:
             self._abandon(requests)
         return [outputs[request.request_id] for request in requests]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import math
 import os
@@ -9,12 +10,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from octavo.backends import available_backends, create_backend
 from octavo.core.errors import InvalidInput
+from octavo.core.facts import scheduler_facts
 from octavo.core.scheduler import SchedulerConfig
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
@@ -23,6 +25,7 @@ from octavo.engine.formats import resolve_auto
 from octavo.engine.identity import model_digest
 from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, plan_memory
 from octavo.engine.parts import ModelParts, build_core, check_tensors, page_bytes, parts_from_fixture
+from octavo.engine.recorder import Recorder
 from octavo.engine.threads import limit_threads
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
@@ -74,7 +77,16 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         seed_source=_seed_source(config.seed),
         audit=config.audit,
     )
+    if config.record:
+        _record(core, config, parts, say)
     return LoadedEngine(config, parts, plan, core, max_seq_len, parts.config.max_position_embeddings)
+
+
+def _record(core: EngineCore, config: EngineConfig, parts: ModelParts, say: Say) -> None:
+    """Record into the file that the configuration names, at the latest until the interpreter ends."""
+    facts = {**scheduler_facts(core.scheduler), "numerics_id": parts.numerics_id, "engine": asdict(config)}
+    core.recorder = Recorder(config.record, core.scheduler.timeline, facts, say)
+    atexit.register(core.recorder.close)
 
 
 @contextmanager
