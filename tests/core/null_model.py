@@ -3,11 +3,13 @@
 So a lost, repeated or foreign token shows in every token after it. Each K/V slot stores the hash of the token prefix
 that ends there, and "attention" refuses a slot with another one: stale, foreign and overwritten pages show at once. On
 the way it checks the decision itself: positions, page tables, copies, and that nobody writes to a page that others see.
+
+A *salt* is where the hash of a prefix begins: what two namespaces must not share differs from its first token on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from octavo.core.batch import (
@@ -27,7 +29,11 @@ GARBAGE = -1
 
 
 class WrongDecision(AssertionError):
-    """The scheduler asked for something that a model could not do rightly."""
+    """The scheduler asked for something that a model could not do rightly; ``code`` names the broken invariant."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def mix(value: int, item: int) -> int:
@@ -37,12 +43,20 @@ def mix(value: int, item: int) -> int:
     return value ^ value >> 31
 
 
-def prefix_hashes(tokens: Sequence[int]) -> list[int]:
-    """The hash of tokens [0, i] for every i."""
-    hashes, value = [], 0
-    for token in tokens:
-        value = mix(value, token)
+def extend_hashes(hashes: list[int], tokens: Sequence[int], salt: int = 0) -> None:
+    """Bring ``hashes``, those of the first tokens, up to all of ``tokens``."""
+    value = hashes[-1] if hashes else salt
+    for token in tokens[len(hashes) :]:
+        value = (value ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 & MASK  # `mix`, without the call
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
+        value ^= value >> 31
         hashes.append(value)
+
+
+def prefix_hashes(tokens: Sequence[int], salt: int = 0) -> list[int]:
+    """The hash of tokens [0, i] for every i."""
+    hashes: list[int] = []
+    extend_hashes(hashes, tokens, salt)
     return hashes
 
 
@@ -52,12 +66,25 @@ def next_token(prefix_hash: int, seed: int, choice: int, vocab_size: int) -> tup
     return value % vocab_size, -float(value >> 44)
 
 
-def null_tokens(prompt: Sequence[int], count: int, seed: int, choice: int = 0, vocab_size: int = 97) -> list[int]:
-    """The first ``count`` tokens that the null model appends to ``prompt``: the definition, free of any cache."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(prefix_hashes(tokens)[-1], seed, choice, vocab_size)[0])
-    return tokens[len(prompt) :]
+def null_stream(
+    prompt: Sequence[int], seed: int, choice: int = 0, vocab_size: int = 97, salt: int = 0
+) -> Iterator[tuple[int, float]]:
+    """Tokens and logprobs that the null model appends to ``prompt``, without end: the definition, free of any cache."""
+    value = salt
+    for token in prompt:
+        value = mix(value, token)
+    while True:
+        token, logprob = next_token(value, seed, choice, vocab_size)
+        yield token, logprob
+        value = mix(value, token)
+
+
+def null_tokens(
+    prompt: Sequence[int], count: int, seed: int, choice: int = 0, vocab_size: int = 97, salt: int = 0
+) -> list[int]:
+    """The first ``count`` tokens of ``null_stream``."""
+    stream = null_stream(prompt, seed, choice, vocab_size, salt)
+    return [next(stream)[0] for _ in range(count)]
 
 
 def prompt_logprob(prefix_hash: int, token: int) -> TokenLogprobs:
@@ -74,20 +101,21 @@ class Slot:
     num_prompt_tokens: int
     seed: int
     tables: list[list[int]]
+    salt: int = 0
     hashes: list[int] = field(default_factory=list)
 
-    def hash_up_to(self, position: int) -> int:
-        """The hash of tokens [0, position]."""
-        while len(self.hashes) <= position:
-            self.hashes.append(mix(self.hashes[-1] if self.hashes else 0, self.tokens[len(self.hashes)]))
-        return self.hashes[position]
+    def hashes_up_to(self, end: int) -> list[int]:
+        """The hashes of tokens [0, i] for every i < ``end``, and perhaps more."""
+        if len(self.hashes) < end:
+            extend_hashes(self.hashes, self.tokens[:end], self.salt)
+        return self.hashes
 
 
 class NullModel:
     """Executes decisions for a scheduler over ``kv``.
 
     ``fault(decision)`` may return an exception (raised after garbage was written wherever the step writes), or a dict
-    of row index to message (those rows fail alone, leaving garbage).
+    of row index to message (those rows fail alone, leaving garbage). ``salt_of`` gives the salt of a request.
     """
 
     def __init__(self, kv: KVCacheManager, vocab_size: int = 97) -> None:
@@ -95,9 +123,10 @@ class NullModel:
         self.page_size = kv.page_size
         self.windows = [group.window for group in kv.groups]
         self.vocab_size = vocab_size
-        self.pages: dict[int, dict[int, int]] = {}  # page -> offset -> prefix hash
+        self.pages: dict[int, list[int | None]] = {}  # page -> by offset: the hash of the prefix that ends there
         self.slots: dict[int, Slot] = {}
         self.fault: Callable[[ScheduleDecision], Exception | dict[int, str] | None] | None = None
+        self.salt_of: Callable[[str], int] = lambda request_id: 0
         self.decisions: list[ScheduleDecision] = []
         self.rows_computed = 0
         self.always_draws = False  # answer plain decodes as columns in every step, not in every second one
@@ -108,20 +137,19 @@ class NullModel:
         self._copy_pages(decision)
         for slot in decision.freed_slots:
             self.slots.pop(slot, None)
-        for row in decision.rows:
+        rows = list(decision.rows)
+        for row in rows:
             self._update_slot(row)
-        self._check_rows(decision)
+        self._check_rows(rows)
         fault = self.fault(decision) if self.fault else None
         failed = fault if isinstance(fault, dict) else {}
         everybody = isinstance(fault, Exception) and not isinstance(fault, RowError)
         broken = set(fault.rows) if isinstance(fault, RowError) else set(failed)
-        for i, row in enumerate(decision.rows):
+        for i, row in enumerate(rows):
             self._write(row, garbage=everybody or i in broken)
         if isinstance(fault, Exception):
             raise fault
-        results = tuple(
-            RowResult(error=failed[i]) if i in failed else self._answer(row) for i, row in enumerate(decision.rows)
-        )
+        results = tuple(RowResult(error=failed[i]) if i in failed else self._answer(row) for i, row in enumerate(rows))
         self.rows_computed += decision.num_scheduled_tokens
         if isinstance(decision.rows, StepRows) and not failed and (self.always_draws or decision.step % 2):
             decodes = len(decision.rows.slots)
@@ -129,87 +157,116 @@ class NullModel:
         return StepResult(decision.step, results)
 
     def _copy_pages(self, decision: ScheduleDecision) -> None:
+        if not decision.copies:
+            return
         sources, targets = [c.source for c in decision.copies], [c.target for c in decision.copies]
-        check(not set(sources) & set(targets), "a page is source and target of a copy in one step")
-        check(len(set(targets)) == len(targets), "two copies into one page")
+        if set(sources) & set(targets):
+            raise WrongDecision("a page is source and target of a copy in one step", "I5")
+        if len(set(targets)) != len(targets):
+            raise WrongDecision("two copies into one page", "I5")
         for copy in decision.copies:
-            self.pages[copy.target] = dict(self.pages.get(copy.source, {}))
+            self.pages[copy.target] = list(self.pages.get(copy.source, self._blank()))
+
+    def _blank(self) -> list[int | None]:
+        return [None] * self.page_size
 
     def _update_slot(self, row: ScheduledRow) -> None:
         if row.init is not None:
             tables: list[list[int]] = [[] for _ in self.windows]
-            init = row.init
-            key = (row.request_id, row.choice)
-            self.slots[row.slot] = Slot(key, list(init.token_ids), init.num_prompt_tokens, init.seed, tables)
-        check(row.slot in self.slots, f"slot {row.slot} was never initialised")
+            init, key, salt = row.init, (row.request_id, row.choice), self.salt_of(row.request_id)
+            self.slots[row.slot] = Slot(key, list(init.token_ids), init.num_prompt_tokens, init.seed, tables, salt)
+        if row.slot not in self.slots:
+            raise WrongDecision(f"slot {row.slot} was never initialised", "I14")
         for delta in row.page_deltas:
             table = self.slots[row.slot].tables[delta.group]
-            check(delta.first <= len(table), "a page table delta leaves a gap")
+            if delta.first > len(table):
+                raise WrongDecision("a page table delta leaves a gap", "I14")
             table[delta.first : delta.first + len(delta.pages)] = delta.pages
 
-    def _check_rows(self, decision: ScheduleDecision) -> None:
-        slots = [row.slot for row in decision.rows]
-        check(len(set(slots)) == len(slots), "a slot has two rows")
-        for row in decision.rows:
-            slot, end = self.slots[row.slot], row.start + row.num_scheduled_tokens
-            check(slot.key == (row.request_id, row.choice), f"slot {row.slot} belongs to {slot.key}")
-            check(row.num_tokens == len(slot.tokens), f"{row.num_tokens} tokens known, {len(slot.tokens)} here")
-            check(list(row.token_ids) == slot.tokens[row.start : end], "the row's tokens are not the branch's")
-            check(row.num_scheduled_tokens > 0, "an empty row")
-            check(not row.flags.sample or end == row.num_tokens, "samples before all tokens are there")
-            check(row.output_index == len(slot.tokens) - slot.num_prompt_tokens, "wrong output index")
-            check(bool(row.reason), "a row without a reason")
-            check(not row.flags.no_write or row.num_scheduled_tokens == 1, "no_write with several tokens")
+    def _check_rows(self, rows: Sequence[ScheduledRow]) -> None:
+        if len({row.slot for row in rows}) != len(rows):
+            raise WrongDecision("a slot has two rows", "I14")
+        for row in rows:
+            problem = _problem(row, self.slots[row.slot])
+            if problem:
+                raise WrongDecision(f"{row.request_id}/{row.choice}: {problem}", "I14")
 
-    def _page(self, slot: Slot, group: int, position: int) -> int:
-        table = slot.tables[group]
-        check(position // self.page_size < len(table), f"{slot.key} has no page for position {position}")
-        page = table[position // self.page_size]
-        check(page >= 0, f"{slot.key} has given up the page of position {position}")
-        return page
+    def _stretches(self, slot: Slot, group: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(page, from, to) of the positions [start, end) page by page."""
+        table, size = slot.tables[group], self.page_size
+        while start < end:
+            column = start // size
+            if column >= len(table):
+                raise WrongDecision(f"{slot.key} has no page for position {start}", "I14")
+            page, last = table[column], min(end, column * size + size)
+            if page < 0:
+                raise WrongDecision(f"{slot.key} has given up the page of position {start}", "I14")
+            yield page, start, last
+            start = last
 
     def _write(self, row: ScheduledRow, garbage: bool) -> None:
-        slot = self.slots[row.slot]
+        slot, size, end = self.slots[row.slot], self.page_size, row.start + row.num_scheduled_tokens
         if row.flags.no_write:
             return
+        hashes = slot.hashes_up_to(end)
         for group in range(len(self.windows)):
-            for position in range(row.start, row.start + row.num_scheduled_tokens):
-                page = self._page(slot, group, position)
-                owners = [owner.key for owner in self.kv.allocator.owners(page)]
-                check(owners == [slot.key], f"{slot.key} writes to page {page} of {owners}")
-                check(not self.kv.allocator.is_shared(page), f"a write to the shared page {page}")
-                value = GARBAGE if garbage else slot.hash_up_to(position)
-                self.pages.setdefault(page, {})[position % self.page_size] = value
+            for page, first, last in self._stretches(slot, group, row.start, end):
+                self._check_writable(slot, page)
+                held = self.pages.setdefault(page, self._blank())
+                held[first % size : first % size + last - first] = (
+                    [GARBAGE] * (last - first) if garbage else hashes[first:last]
+                )
+
+    def _check_writable(self, slot: Slot, page: int) -> None:
+        owners = list(self.kv.allocator.owners(page).items())
+        if len(owners) != 1 or owners[0][0].key != slot.key or owners[0][1] != 1:
+            raise WrongDecision(f"{slot.key} writes to page {page} of {owners}", "I5")
 
     def _read(self, slot: Slot, start: int, end: int) -> None:
         """What attention does: every position that tokens [start, end) see must hold this very prefix."""
+        hashes, size = slot.hashes_up_to(end), self.page_size
         for group, window in enumerate(self.windows):
             first = max(0, start - window + 1) if window else 0
-            for position in range(first, end):
-                page = self._page(slot, group, position)
-                stored = self.pages.get(page, {}).get(position % self.page_size)
-                check(stored == slot.hash_up_to(position), f"{slot.key} reads foreign K/V at {position} in page {page}")
+            for page, low, high in self._stretches(slot, group, first, end):
+                held = self.pages.get(page, [])[low % size : low % size + high - low]
+                if held != hashes[low:high]:
+                    raise WrongDecision(f"{slot.key} reads foreign K/V in [{low}, {high}) in page {page}", "I14")
 
     def _answer(self, row: ScheduledRow) -> RowResult:
         slot, end = self.slots[row.slot], row.start + row.num_scheduled_tokens
         self._read(slot, row.start, end)
+        hashes = slot.hashes_up_to(end)
         tokens: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
         prompt: tuple[TokenLogprobs, ...] = ()
         if row.flags.prompt_logprobs >= 0:
             last = min(end, slot.num_prompt_tokens - 1)
-            prompt = tuple(
-                prompt_logprob(slot.hash_up_to(p - 1), slot.tokens[p]) for p in range(row.start + 1, last + 1)
-            )
+            prompt = tuple(prompt_logprob(hashes[p - 1], slot.tokens[p]) for p in range(row.start + 1, last + 1))
         if row.flags.sample:
-            token, logprob = next_token(slot.hash_up_to(end - 1), slot.seed, row.choice, self.vocab_size)
+            token, logprob = next_token(hashes[end - 1], slot.seed, row.choice, self.vocab_size)
             slot.tokens.append(token)
             tokens = (token,)
             logprobs = (TokenLogprobs(token, logprob, 1),) if row.flags.logprobs >= 0 else ()
         return RowResult(tokens, logprobs, prompt)
 
 
-def check(condition: bool, message: str) -> None:
-    """Raise ``WrongDecision`` unless the condition holds."""
-    if not condition:
-        raise WrongDecision(message)
+def _problem(row: ScheduledRow, slot: Slot) -> str | None:
+    """What is wrong with a row, given what the runner knows of its slot."""
+    known, end = len(slot.tokens), row.start + row.num_scheduled_tokens
+    if slot.key != (row.request_id, row.choice):
+        return f"slot {row.slot} belongs to {slot.key}"
+    if row.num_tokens != known:
+        return f"{row.num_tokens} tokens known, {known} here"
+    if list(row.token_ids) != slot.tokens[row.start : end]:
+        return "the row's tokens are not the branch's"
+    if row.num_scheduled_tokens <= 0:
+        return "an empty row"
+    if row.flags.sample and end != row.num_tokens:
+        return "samples before all tokens are there"
+    if row.output_index != known - slot.num_prompt_tokens:
+        return "wrong output index"
+    if not row.reason:
+        return "a row without a reason"
+    if row.flags.no_write and row.num_scheduled_tokens != 1:
+        return "no_write with several tokens"
+    return None
