@@ -272,6 +272,13 @@ def test_a_running_branch_without_pages_waits_for_the_protected():
     assert all(bench.reason(f"r{i}") == "length" for i in range(3))
 
 
+def test_who_starves_for_pages_leaves_the_budget_to_those_that_have_them():
+    """Found by simulation: b, which starves, was granted every token and had no page to use them; a had to wait."""
+    bench = Bench(make_kv(6, 4, (16, 0)), max_batched_tokens=2, stall_steps=1, policy="priority")
+    bench.submit(make_request("a", max_tokens=6), make_request("b", [5] * 6, priority=1)).run()
+    assert bench.tokens("a") == null_tokens(PROMPT, 6, 7) and bench.tokens("b") == null_tokens([5] * 6, 3, 7)
+
+
 def test_alone_with_a_shared_page_in_the_way():
     """The pool has one page, the cached one: the continuation of its prompt must give it up to write on."""
     bench = Bench(make_kv(1, 4)).submit(make_request("a", [1, 2, 3], max_tokens=1)).run()

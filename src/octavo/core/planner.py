@@ -19,7 +19,7 @@ from typing import Any
 from octavo.core.batch import PageTableDelta, StepRows, build_batch
 from octavo.core.claims import Claims
 from octavo.core.config import SchedulerConfig
-from octavo.core.draft import Draft
+from octavo.core.draft import BranchKey, Draft
 from octavo.core.errors import OutOfPages
 from octavo.core.kv import KVCacheManager, PrefixHit
 from octavo.core.policies import Key, Policy, count_bypass, service_order
@@ -147,13 +147,21 @@ class Planner:
     # -- running branches, one by one
 
     def _serve_all(self, branches: Sequence[Branch], draft: Draft, budget: int) -> None:
-        """Serve running branches by place and rank; their rows come in the order in which tokens were granted."""
+        """Serve running branches by place and rank; their rows come in the order in which tokens were granted.
+
+        What a branch was granted and finds no pages for goes to those that were granted nothing.
+        """
         if self.policy.makes_way:
             self.policy.prepare(self.roster.scene(draft.now))
-        grants = self._share(branches, draft, budget)
-        place = {branch.key: index for index, (branch, _) in enumerate(grants)}
-        for branch, tokens in sorted(grants, key=lambda grant: self._place(grant[0])):
-            self._serve(branch, tokens, draft)
+        place: dict[BranchKey, int] = {}
+        left, rest = budget, branches
+        while rest and left > 0:
+            grants = self._share(rest, draft, left)
+            place.update((branch.key, len(place) + index) for index, (branch, _) in enumerate(grants))
+            for branch, tokens in sorted(grants, key=lambda grant: self._place(grant[0])):
+                self._serve(branch, tokens, draft)
+            left = budget - sum(row.num_scheduled_tokens for row in draft.others)
+            rest = [branch for branch in rest if branch.key not in place and branch.slot is not None]
         order = sorted(range(len(draft.others)), key=lambda i: place[draft.served[i].key])
         draft.others = [draft.others[i] for i in order]
         draft.served = [draft.served[i] for i in order]
