@@ -259,6 +259,7 @@ class ContinuousBatchScheduler:
         draft.undo.clear()
         self._committer.apply(draft, result, now)
         self._isolation.clear_group()
+        self._end_search()
 
     def _rollback(self, error: Exception, now: float) -> None:
         draft = self._in_flight
@@ -273,6 +274,12 @@ class ContinuousBatchScheduler:
         for branch in self._isolation.charge(draft, error):
             fail_request(self._roster, branch, text, now)
         self._apply_inbox(now)
+        self._end_search()
+
+    def _end_search(self) -> None:
+        """Nobody is left of those among whom a culprit was looked for: at idle nothing names them."""
+        if not self._roster.requests:
+            self._isolation.clear()
 
     def _apply_inbox(self, now: float) -> None:
         inbox, self._inbox = self._inbox, []

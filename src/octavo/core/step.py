@@ -178,6 +178,10 @@ class Isolation:
         if self._groups:
             self._groups.popleft()
 
+    def clear(self) -> None:
+        """Look for nobody any more."""
+        self._groups.clear()
+
     def charge(self, draft: Draft, error: Exception) -> list[Branch]:
         """The branches to blame for a failed step; if that is not known yet, the next steps find out."""
         self.clear_group()
