@@ -86,6 +86,14 @@ def test_an_error_is_halved_until_the_culprit_stands_alone():
     assert "RuntimeError" in bench.end("r2").error
 
 
+def test_the_search_for_a_culprit_ends_with_its_suspects():
+    bench = Bench().submit(make_request("a", n=2))
+    bench.step()
+    bench.model.fault = lambda decision: RuntimeError()
+    bench.run()
+    assert bench.reason("a") == "error" and not bench.scheduler._isolation.is_active
+
+
 def test_a_slot_filled_by_a_failed_step_is_reported_as_freed():
     bench = Bench(prefix_wait_steps=0).submit(make_request("a"), make_request("b", [4]))
     bench.scheduler.plan()
