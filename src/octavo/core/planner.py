@@ -155,8 +155,7 @@ class Planner:
             self.policy.prepare(self.roster.scene(draft.now))
         place: dict[BranchKey, int] = {}
         left, rest = budget, branches
-        while rest and left > 0:
-            grants = self._share(rest, draft, left)
+        while rest and left > 0 and (grants := self._share(rest, draft, left)):
             place.update((branch.key, len(place) + index) for index, (branch, _) in enumerate(grants))
             for branch, tokens in sorted(grants, key=lambda grant: self._place(grant[0])):
                 self._serve(branch, tokens, draft)
