@@ -26,7 +26,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean
+.PHONY: ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean fairness iteration-level
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -69,6 +69,12 @@ test-rest: $(VENV)/.installed-dev ## all other tests
 
 soak: $(VENV)/.installed-dev ## 16 streaming clients on the real model for two minutes
 	@$(BIN)/python benchmarks/soak.py
+
+fairness: $(VENV)/.installed $(VENV)/.native ## a flooding tenant beside a quiet one, on the real model
+	@$(BIN)/python benchmarks/fairness.py $(ARGS)
+
+iteration-level: $(VENV)/.installed $(VENV)/.native ## iteration-level against static batching, on the real model
+	@$(BIN)/python benchmarks/iteration_level.py $(ARGS)
 
 # a few minutes on a quiet machine; benchmarks/peers.py says how to name the peers
 bench-cpu: $(VENV)/.installed $(VENV)/.native ## the CPU engine against its bars, and against the peers that are named

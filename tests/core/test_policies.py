@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from builders import Bench, make_kv, make_request
 from hypothesis import given
 from hypothesis import strategies as st
 from null_model import null_tokens
+from scheduling_examples import EXAMPLES
 
 from octavo.core.errors import InvalidInput
 from octavo.core.events import EventKind
@@ -348,3 +350,12 @@ def test_everybody_ends_with_their_own_tokens(names, seed):
         assert bench.reason(name) == "length"
     ends = [event for event in bench.events if event.kind is EventKind.REQUEST_END]
     assert len(ends) == 12
+
+
+# ---- the page
+
+
+def test_the_page_tells_what_the_scheduler_does():
+    page = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text(encoding="utf-8")
+    for name, example in EXAMPLES.items():
+        assert f"<!-- example: {name} -->\n```text\n{example()}\n```\n" in page, name
