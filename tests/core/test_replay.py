@@ -12,6 +12,7 @@ from random_run import PLANS, Run, worlds
 
 from octavo.core.errors import InvalidInput, RowError
 from octavo.core.facts import facts_of, request_of, scheduler_facts
+from octavo.core.policies import POLICIES, PolicySettings
 from octavo.core.recording import MAGIC, FrameWriter, RecordingReader
 from octavo.core.replay import Replayer, scheduler_for
 from octavo.core.request import Request
@@ -85,6 +86,24 @@ def test_every_run_replays(world, plans, draw, kinds):
 def test_every_run_replays_on_the_model(world, plans):
     replayer = replay(random_tape(world, plans, True, [""]), model=True)
     assert replayer.difference is None
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, "priority,fair", "fair,prefix", "deadline,shortest"])
+def test_every_policy_replays(policy):
+    settings = PolicySettings(ageing_s=0.5, weights=(("t0", 3), ("t1", 1)))
+    bench = Bench(make_kv(14), policy=policy, policies=settings, max_running_requests=3, max_batched_tokens=9)
+    tape, now = Tape(bench.scheduler), 0.0
+    for i in range(60):
+        if i < 24:
+            prompt = [*range(1, 2 + i % 5), 50 + i % 7]
+            about = {"tenant": f"t{i % 3}", "priority": i % 2, "deadline": now + 0.15 if i % 4 == 3 else None}
+            bench.submit(make_request(f"r{i}", prompt, max_tokens=3 + i % 6, arrival=now, **about))
+        bench.scheduler.step(9, now)
+        now += 0.1 + i / 700
+    bench.run()
+    events = tape.events()
+    assert replay(events).difference is None
+    assert {e["finish_reason"] for e in events if e["kind"] == "cancel"} >= {"timeout"}
 
 
 def bench_tape(**config):

@@ -10,6 +10,7 @@ from octavo.core.config import SchedulerConfig
 from octavo.core.errors import InvalidInput
 from octavo.core.kv import KVCacheManager, KVGroup
 from octavo.core.params import MAX_COUNT, SamplingParams, check_int
+from octavo.core.policies import PolicySettings
 from octavo.core.request import Request
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ def scheduler_facts(scheduler: ContinuousBatchScheduler) -> dict[str, Any]:
 def scheduler_config_of(facts: Mapping[str, Any], **changes: Any) -> SchedulerConfig:
     """The configuration in the facts of a ``start`` event, with ``changes``. Raises ``InvalidInput``."""
     try:
-        return replace(SchedulerConfig(**facts["scheduler"]), **changes)
+        fields = dict(facts["scheduler"])
+        policies = dict(fields.pop("policies", {}))
+        weights = tuple((tenant, weight) for tenant, weight in policies.pop("weights", ()))
+        return replace(SchedulerConfig(**fields, policies=PolicySettings(**policies, weights=weights)), **changes)
     except (KeyError, TypeError) as error:
         raise InvalidInput(
             "facts", str(error), "these are not a scheduler's fields: another version wrote them"

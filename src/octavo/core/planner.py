@@ -79,7 +79,7 @@ class Planner:
             return
         for victim in victims:
             reason = f"the share of {head.key[0]}/{head.choice}"
-            draft.preemptions.append(self.roster.preempt(victim, draft.now, reason))
+            draft.preemptions.append(self.roster.preempt(victim, draft.now, reason, by=head.key[0]))
         if any(self.policy.turn(branch) > turn for branch in self.roster.running):
             draft.turn = turn
 
@@ -256,6 +256,7 @@ class Planner:
         if deadline is None or now + takes <= deadline:
             return False
         error = f"it takes {takes:.3f} s at least and its deadline is in {deadline - now:.3f} s"
+        self.roster.timeline.record("shed", now, request=branch.key[0], reason=error, deadline=deadline)
         self.roster.abandon_request(branch.request, RequestState.CANCELLED, FinishReason.REJECTED, now, error)
         return True
 
