@@ -8,6 +8,8 @@ from typing import Any
 from octavo.core.params import MAX_COUNT, check_int
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
 
+_MAY_BE_0 = ("prefix_wait_steps", "max_preemptions", "max_token_gap_ms")
+
 
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
@@ -25,6 +27,7 @@ class SchedulerConfig:
     prefix_wait_steps: int = _option(64, "steps a request may wait for a prefix that another computes; 0: never")
     max_preemptions: int = _option(8, "preemptions of a sequence after which it keeps its pages to the end")
     bypass_limit: int = _option(64, "later arrivals that may be admitted before a waiting sequence")
+    max_token_gap_ms: int = _option(0, "bound on the gap between two tokens of a sequence, p99.9, in ms; 0: none")
     stall_steps: int = _option(16, "steps without a token after which a running sequence is served before all others")
     policies: PolicySettings = field(
         default_factory=PolicySettings, metadata={"help": "prices, weights and ageing of the policies"}
@@ -34,5 +37,5 @@ class SchedulerConfig:
         make_policy(self.policy)
         for item in fields(self):
             if item.name not in ("policy", "policies"):
-                lowest = 0 if item.name in ("prefix_wait_steps", "max_preemptions") else 1
+                lowest = 0 if item.name in _MAY_BE_0 else 1
                 check_int(item.name, getattr(self, item.name), lowest, MAX_COUNT)

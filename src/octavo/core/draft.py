@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from octavo.core.batch import PageCopy, Preemption, ScheduledRow
+from octavo.core.gap import Allowance
 from octavo.core.policies import Key
 from octavo.core.request import Branch
 from octavo.core.undo import UndoLog
 
 BranchKey = tuple[str, int]
+
+
+class Outcome(Enum):
+    """What became of a waiting branch's turn."""
+
+    ENTERED = "entered"
+    WAITS = "waits"  # for a prefix that is being computed
+    NO_ROOM = "no room"
+    LATER = "later"  # those that decode wait for this step already
 
 
 @dataclass
@@ -28,6 +39,7 @@ class Draft:
     copies: list[PageCopy] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     turn: Key | None = None  # prefills whose turn comes later get nothing in this step
+    allowance: Allowance | None = None  # for prefill, where there is a bound on the gaps of those that decode
 
     @property
     def branches(self) -> list[Branch]:
@@ -37,3 +49,8 @@ class Draft:
     def allows(self, branch: Branch) -> bool:
         """True if this step may schedule the branch."""
         return self.only is None or branch.key in self.only
+
+    @property
+    def prefill_is_spent(self) -> bool:
+        """True once no more prefill may begin beside those that decode."""
+        return self.allowance is not None and self.allowance.is_spent

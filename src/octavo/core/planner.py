@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from enum import Enum
 from functools import partial
-from typing import Any
 
 from octavo.core.batch import PageTableDelta, StepRows, build_batch
 from octavo.core.claims import Claims
 from octavo.core.config import SchedulerConfig
-from octavo.core.draft import BranchKey, Draft
+from octavo.core.draft import BranchKey, Draft, Outcome
 from octavo.core.errors import OutOfPages
+from octavo.core.gap import GapControl, allowed, spend, take
 from octavo.core.kv import KVCacheManager, PrefixHit
 from octavo.core.policies import Key, Policy, count_bypass, service_order
 from octavo.core.request import Branch, FinishReason, RequestState, WaitingReason
 from octavo.core.roster import Roster, checkpoint
-from octavo.core.rows import decode_rows, make_row
+from octavo.core.rows import ask_of, decode_rows, make_row
 
 _DECODING, _NOT_BLOCKED = RequestState.DECODING, WaitingReason.NONE  # an enum's attribute is looked up slowly
 
@@ -35,6 +34,7 @@ class Planner:
 
     def __init__(self, config: SchedulerConfig, policy: Policy, kv: KVCacheManager, roster: Roster) -> None:
         self.config = config
+        self.gap: GapControl | None = None  # where there is a bound on the gaps between tokens
         self.policy = policy
         self.kv = kv
         self.roster = roster
@@ -55,6 +55,8 @@ class Planner:
         self._last_steady, self._last_rows = draft.steady, columns
         if columns is None:
             rest = [branch for branch in self.roster.running if draft.allows(branch)]
+        if self.gap is not None and (rest or self.roster.waiting):
+            draft.allowance = self.gap.open_for(columns, rest)
         if rest:
             self._serve_all(rest, draft, budget - len(draft.steady))
         left = budget - len(draft.steady) - sum(row.num_scheduled_tokens for row in draft.others)
@@ -176,9 +178,10 @@ class Planner:
         for group in (*([branch] for branch in stalled), [branch for branch in ranked if branch.last_step > oldest]):
             left = budget - sum(tokens for _, tokens in grants)
             if group and left > 0:
-                asked = [_ask(branch) for branch in group]
+                asked = [ask_of(branch) for branch in group]
                 batch = build_batch(asked, left, self.config.max_running_requests, self.config.max_prefill_chunk)
-                grants += [(by_key[key], tokens) for key, _, tokens in batch]
+                cut = [(by_key[key], take(draft.allowance, by_key[key], wanted)) for key, _, wanted in batch]
+                grants += [grant for grant in cut if grant[1]]
         return grants
 
     def _serve(self, branch: Branch, tokens: int, draft: Draft) -> None:
@@ -229,12 +232,14 @@ class Planner:
             return
         tried: set[tuple[str, int]] = set()
         queue = self._queue(draft, tried)
-        while queue:
+        while queue and not draft.prefill_is_spent:
             branch = queue.popleft()
             tried.add(branch.key)
             if self.policy.sheds and self._shed(branch, draft.now):
                 continue
             outcome = self._try_enter(branch, budget, draft)
+            if outcome is Outcome.LATER:
+                return
             if outcome is Outcome.NO_ROOM:
                 self._block(branch, WaitingReason.KV, draft)
                 return
@@ -310,9 +315,10 @@ class Planner:
             branch.num_resident_tokens = outcome.num_tokens
             if branch.admissions == 1:
                 branch.num_cached_tokens = min(outcome.num_tokens, branch.num_prompt_tokens)
-            if (alone or self.claims.fit_with(branch)) and self._start(branch, budget, draft, outcome):
-                return Outcome.ENTERED
-            outcome = Outcome.NO_ROOM
+            fits = alone or self.claims.fit_with(branch)
+            outcome = self._start(branch, budget, draft, outcome) if fits else Outcome.NO_ROOM
+            if outcome is Outcome.ENTERED:
+                return outcome
         draft.undo.rollback_to(mark)
         return outcome
 
@@ -333,15 +339,19 @@ class Planner:
         self._awaited = hit.awaited
         return Outcome.WAITS if hit.wait else hit
 
-    def _start(self, branch: Branch, budget: int, draft: Draft, hit: PrefixHit) -> bool:
+    def _start(self, branch: Branch, budget: int, draft: Draft, hit: PrefixHit) -> Outcome:
         """Reserve and add the first row of a branch that has just entered."""
-        [(_, _, tokens)] = build_batch([_ask(branch)], budget, 1, self.config.max_prefill_chunk)
+        [(_, _, wanted)] = build_batch([ask_of(branch)], budget, 1, self.config.max_prefill_chunk)
+        tokens = allowed(draft.allowance, branch, wanted)
+        if not tokens:
+            return Outcome.LATER
         while (deltas := self._reserve(branch, tokens, draft)) is None:
             if tokens == 1:
-                return False
+                return Outcome.NO_ROOM
             tokens //= 2
+        spend(draft.allowance, branch, tokens, wanted)
         self._add_row(branch, tokens, deltas, draft, hit)
-        return True
+        return Outcome.ENTERED
 
     # -- pages
 
@@ -382,16 +392,3 @@ class Planner:
         branch.waiting_reason = WaitingReason.NONE
         draft.others.append(row)
         draft.served.append(branch)
-
-
-class Outcome(Enum):
-    """What became of a waiting branch's turn."""
-
-    ENTERED = "entered"
-    WAITS = "waits"  # for a prefix that is being computed
-    NO_ROOM = "no room"
-
-
-def _ask(branch: Branch) -> dict[str, Any]:
-    phase = "decode" if branch.state is RequestState.DECODING else "prefill"
-    return {"id": branch.key, "phase": phase, "prompt_left": branch.num_missing_tokens}

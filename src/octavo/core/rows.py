@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from octavo.core.batch import SAMPLES, WRITES, PageTableDelta, RowFlags, ScheduledRow, SlotInit, StepRows
 from octavo.core.kv_table import PrefixHit
@@ -46,6 +47,12 @@ def make_row(
         init=_slot_init(branch) if branch.needs_init else None,
         reason=_reason(branch, start, end, 0 if hit is None else hit.num_tokens),
     )
+
+
+def ask_of(branch: Branch) -> dict[str, Any]:
+    """What a branch asks of `build_batch`."""
+    phase = "decode" if branch.state is RequestState.DECODING else "prefill"
+    return {"id": branch.key, "phase": phase, "prompt_left": branch.num_missing_tokens}
 
 
 def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:

@@ -20,6 +20,7 @@ from octavo.core.draft import Draft
 from octavo.core.errors import InvalidInput, RowError
 from octavo.core.events import TokenEvent
 from octavo.core.facts import facts_of
+from octavo.core.gap import GapControl
 from octavo.core.kv import KVCacheManager
 from octavo.core.params import MAX_COUNT, check_int
 from octavo.core.planner import Planner
@@ -27,6 +28,7 @@ from octavo.core.policies import make_policy
 from octavo.core.request import FinishReason, Request, RequestState
 from octavo.core.roster import Roster
 from octavo.core.step import Committer, Isolation, fail_request
+from octavo.core.step_model import StepModel, StepWork, work_of
 from octavo.core.timeline import Timeline
 
 __all__ = ["ContinuousBatchScheduler", "SchedulerConfig", "build_batch"]
@@ -68,7 +70,12 @@ class ContinuousBatchScheduler:
         self.steps = 0
         self._seed_source = seed_source
         self._roster = Roster(kv, self.config.max_running_requests, self.timeline, self.policy, self.config.policies)
+        self.step_model = StepModel()
+        bound = self.config.max_token_gap_ms / 1000.0
+        self.gap = GapControl(bound, self.step_model) if bound else None  # the bound on token gaps, if there is one
+        self._last_work: StepWork | None = None  # of the last step that was committed, until its time is known
         self._planner = Planner(self.config, self.policy, kv, self._roster)
+        self._planner.gap = self.gap
         self._committer = Committer(kv, self._roster, vocab_size)
         self._isolation = Isolation()
         self._in_flight: Draft | None = None
@@ -115,6 +122,19 @@ class ContinuousBatchScheduler:
             asked = {"request": request_id, "choice": choice, "tokens": num_output_tokens, "stop_reason": stop_reason}
             self.timeline.record("ask_stop", self.timeline.now, **asked)
         self._inbox.append(partial(self._apply_stop, request_id, choice, num_output_tokens, stop_reason))
+
+    def observe(self, seconds: float) -> None:
+        """The last committed step took so long: from the end of the step before it, if that came right before.
+
+        This is an input, and recorded as one (`observed`): the step model learns from it.
+        """
+        work, self._last_work = self._last_work, None
+        if work is None:
+            return
+        self.timeline.record("observed", self.timeline.now, seconds=seconds)
+        if self.gap is not None:
+            self.gap.observe(work, seconds)
+        self.step_model.observe(work, seconds)
 
     @property
     def has_work(self) -> bool:
@@ -260,6 +280,9 @@ class ContinuousBatchScheduler:
         self._committer.apply(draft, result, now)
         self._isolation.clear_group()
         self._end_search()
+        self._last_work = work_of(draft.rows)
+        if self.gap is not None and draft.allowance is not None:
+            self.gap.close(self._last_work, draft.allowance)
 
     def _rollback(self, error: Exception, now: float) -> None:
         draft = self._in_flight

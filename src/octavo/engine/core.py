@@ -41,6 +41,7 @@ class EngineCore:
         self.audits = audit
         self.idle = True  # the last step had nothing to run
         self.recorder: Recorder | None = None  # of the timeline, into a file
+        self._cycle_started = 0.0  # when the step before ended, if work was left; else 0
 
     @property
     def kv(self) -> Any:
@@ -92,11 +93,13 @@ class EngineCore:
             pages = self.kv.allocator.counts().referenced
             events = self.scheduler.commit(result, now)
             ended = clock()
+            self.scheduler.observe(ended - (self._cycle_started or started))
             self._measured(decision, (started, planned, executed, ended), seconds["model"] - model_before)
             seconds["plan"] += planned - started
             seconds["prepare"] += executed - planned - (seconds["model"] - model_before)
             seconds["commit"] += ended - executed
             self.metrics.stepped(decision, events, started, ended, pages, len(self.kv.groups))
+        self._cycle_started = 0.0 if self.idle or not self.has_work else ended
         if self.audits:
             self.scheduler.audit()
         if self.recorder is not None and not self.has_work:

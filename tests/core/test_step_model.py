@@ -1,0 +1,159 @@
+"""The step model: learns what steps cost, from their measured times alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from builders import Bench, make_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.core.batch import RowFlags, ScheduledRow, StepRows
+from octavo.core.errors import InvalidInput
+from octavo.core.step_model import StepModel, StepWork, Tail, positions_read, work_of
+
+TRUE = (8e-3, 4e-4, 4e-7, 1e-3, 3e-4, 5e-8, 2e-4)
+
+
+def cost(work: StepWork, factor: float = 1.0) -> float:
+    return factor * sum(c * value for c, value in zip(TRUE, (1, *work), strict=True))
+
+
+def some_work(dice: random.Random, prefill: bool = True, scored: float = 0.1) -> StepWork:
+    decodes = dice.randrange(0, 32)
+    work = StepWork(decodes, sum(dice.randrange(1, 2000) for _ in range(decodes)))
+    if prefill and (dice.random() < 0.5 or not decodes):
+        work = work.with_chunk(dice.randrange(2000), dice.randrange(2, 256), dice.random() < scored)
+    return work
+
+
+def trained(steps: int, seed: int = 0, noise: float = 0.0, outliers: float = 0.0, **kwargs: float) -> StepModel:
+    dice, model = random.Random(seed), StepModel()
+    learn(model, dice, steps, noise, outliers, **kwargs)
+    return model
+
+
+def learn(
+    model: StepModel, dice: random.Random, steps: int, noise: float, outliers: float, factor: float = 1.0
+) -> None:
+    for _ in range(steps):
+        work = some_work(dice)
+        seconds = cost(work, factor) * dice.gauss(1.0, noise)
+        model.observe(work, seconds * (5.0 if dice.random() < outliers else 1.0))
+
+
+def worst_error(model: StepModel, factor: float = 1.0, scored: float = 0.1) -> float:
+    """The largest relative error over works of a kind it has seen."""
+    dice = random.Random(99)
+    works = [some_work(dice, scored=scored) for _ in range(200)]
+    return max(abs(model.predict(work) / cost(work, factor) - 1.0) for work in works)
+
+
+def test_finds_what_the_times_were_made_of():
+    assert worst_error(trained(300)) < 0.02
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=8, deadline=None)
+def test_noise_and_outliers_hardly_move_it(seed):
+    model = trained(600, seed, noise=0.05, outliers=0.02)
+    assert worst_error(model, scored=0.0) < 0.35  # steps with logprobs are too few to tell
+    assert all(value >= 0.0 for value in model.coefficients)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=3, deadline=None)
+def test_equal_inputs_give_equal_coefficients(seed):
+    assert trained(120, seed, 0.1, 0.05).coefficients == trained(120, seed, 0.1, 0.05).coefficients
+
+
+def test_follows_a_machine_that_becomes_slower():
+    dice, model = random.Random(1), StepModel()
+    learn(model, dice, 400, 0.02, 0.0)
+    learn(model, dice, 1200, 0.02, 0.0, factor=2.0)
+    assert worst_error(model, 2.0) < 0.1
+
+
+def test_plain_decoding_does_not_wash_out_what_prompts_cost():
+    model = trained(400)
+    dice = random.Random(5)
+    for _ in range(2000):
+        work = some_work(dice, prefill=False)
+        if work.decodes:
+            model.observe(work, cost(work))
+    assert worst_error(model) < 0.05
+
+
+def test_what_was_never_seen_costs_nothing():
+    model = StepModel()
+    for context in range(100, 200):
+        model.observe(StepWork(1, context), 0.01)
+    assert model.predict(StepWork(1, 150)) == pytest.approx(0.01, rel=0.01)
+    assert model.coefficients[3:] == (0.0, 0.0, 0.0, 0.0)
+    assert not model.is_fitted
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_say_nothing_are_passed_over(seconds):
+    model = StepModel()
+    model.observe(StepWork(1, 1), seconds)
+    assert model.num_steps == 0 and model.coefficients == (0.0,) * 7
+
+
+def test_what_is_known_of_large_chunks_fades():
+    model = StepModel()
+    model.observe(StepWork().with_chunk(0, 256), 0.1)
+    for _ in range(100):
+        model.observe(StepWork(4, 400).with_chunk(0, 16), 0.01)
+    assert 16 < model.most_prefill < 128
+
+
+def test_work_of_rows():
+    scored, flagged = RowFlags(prompt_logprobs=1), RowFlags(sample=True, logprobs=0)
+    decode = ScheduledRow("a", 0, 0, 9, (5,), 10, 3, flagged)
+    chunk = ScheduledRow("b", 0, 1, 4, (1, 2, 3), 9, 0)
+    asked = ScheduledRow("c", 0, 2, 0, (1, 2), 2, 0, scored)
+    assert work_of([decode, chunk, asked]) == StepWork(1, 10, 2, 5, 5 + 6 + 7 + 1 + 2, 3)
+    columns = StepRows(["x", "y"], [0, 0], [3, 4], [7, 11], [1, 1], [0, 0], {}, (chunk,))
+    assert work_of(columns) == StepWork(2, 8 + 12, 1, 3, 18, 0)
+    assert StepWork(2, 20).with_chunk(4, 3, True) == StepWork(2, 20, 1, 3, 18, 3)
+
+
+@given(start=st.integers(0, 50), tokens=st.integers(0, 50))
+def test_positions_read_is_a_sum(start, tokens):
+    assert positions_read(start, tokens) == sum(start + i + 1 for i in range(tokens))
+
+
+@given(values=st.lists(st.floats(-1, 1), max_size=40), size=st.integers(1, 20), share=st.floats(0, 0.99))
+def test_tail_is_a_quantile_of_the_last_values(values, size, share):
+    tail = Tail(size)
+    for value in values:
+        tail.add(value)
+    kept = values[-size:]
+    assert len(tail) == len(kept)
+    found = tail.above(share)
+    if kept:
+        assert found in kept and sum(value > found for value in kept) <= share * len(kept)
+        assert sum(value >= found for value in kept) > int(share * len(kept))
+    else:
+        assert found == 0.0
+
+
+def test_tail_needs_room():
+    with pytest.raises(InvalidInput, match="size"):
+        Tail(0)
+
+
+def test_the_scheduler_learns_from_committed_steps_and_tells_of_it():
+    bench = Bench().submit(make_request(max_tokens=4))
+    bench.scheduler.observe(1.0)  # nothing was committed yet
+    times = iter((0.25, 0.125, 0.0625))
+    while bench.scheduler.has_work:
+        bench.step()
+        bench.scheduler.observe(next(times, 0.5))
+        bench.scheduler.observe(9.0)  # once for each step
+    assert bench.scheduler.step_model.num_steps == 4
+    assert bench.scheduler.step_model.num_chunked == 1
+    told = [event["seconds"] for event in bench.scheduler.timeline if event["kind"] == "observed"]
+    assert told == [0.25, 0.125, 0.0625, 0.5]
