@@ -279,6 +279,16 @@ def test_who_starves_for_pages_leaves_the_budget_to_those_that_have_them():
     assert bench.tokens("a") == null_tokens(PROMPT, 6, 7) and bench.tokens("b") == null_tokens([5] * 6, 3, 7)
 
 
+def test_prefills_are_kept_out_only_for_one_that_comes_in():
+    """Found by simulation: a's prefill stood still for b, which there was no room for."""
+    bench = Bench(make_kv(4, 4), max_preemptions=0, max_prefill_chunk=2, policy="fair")
+    bench.submit(make_request("a", range(1, 13), max_tokens=1, tenant="a")).step()
+    bench.submit(make_request("b", [5, 6], max_tokens=9, tenant="b"))
+    while bench.scheduler.has_work:
+        assert bench.step().rows
+    assert bench.tokens("b") == null_tokens([5, 6], 9, 7)
+
+
 def test_alone_with_a_shared_page_in_the_way():
     """The pool has one page, the cached one: the continuation of its prompt must give it up to write on."""
     bench = Bench(make_kv(1, 4)).submit(make_request("a", [1, 2, 3], max_tokens=1)).run()

@@ -46,6 +46,16 @@ class Draft:
         """One for each row."""
         return self.steady + self.served
 
+    @property
+    def num_other_tokens(self) -> int:
+        """Tokens of `others`."""
+        return sum(row.num_scheduled_tokens for row in self.others)
+
+    def without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
+        """Those that run and get nothing so far."""
+        placed = {branch.key for branch in self.branches}
+        return [branch for branch in branches if branch.slot is not None and branch.key not in placed]
+
     def allows(self, branch: Branch) -> bool:
         """True if this step may schedule the branch."""
         return self.only is None or branch.key in self.only

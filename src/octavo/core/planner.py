@@ -17,7 +17,7 @@ from functools import partial
 from octavo.core.batch import PageTableDelta, StepRows, build_batch
 from octavo.core.claims import Claims
 from octavo.core.config import SchedulerConfig
-from octavo.core.draft import BranchKey, Draft, Outcome
+from octavo.core.draft import Draft, Outcome
 from octavo.core.errors import OutOfPages
 from octavo.core.gap import GapControl, allowed, spend, take
 from octavo.core.kv import KVCacheManager, PrefixHit
@@ -57,10 +57,14 @@ class Planner:
             rest = [branch for branch in self.roster.running if draft.allows(branch)]
         if self.gap is not None and (rest or self.roster.waiting):
             draft.allowance = self.gap.open_for(columns, rest)
+        spendable = budget - len(draft.steady)
         if rest:
-            self._serve_all(rest, draft, budget - len(draft.steady))
-        left = budget - len(draft.steady) - sum(row.num_scheduled_tokens for row in draft.others)
-        self._admit(draft, left)
+            self._serve_all(rest, draft, spendable)
+        served = len(draft.others)
+        self._admit(draft, spendable - draft.num_other_tokens)
+        if draft.turn is not None and len(draft.others) == served:
+            draft.turn = None  # nobody came for whom others were kept out
+            self._serve_all(rest, draft, spendable - draft.num_other_tokens)
         draft.copies = list(self.kv.take_copies())
         draft.rows = tuple(draft.others)
         if columns is not None:
@@ -153,15 +157,14 @@ class Planner:
 
         What a branch was granted and finds no pages for goes to those that were granted nothing.
         """
-        if self.policy.makes_way:
+        place = {branch.key: index for index, branch in enumerate(draft.served)}
+        rest, most = draft.without_rows(branches), budget + draft.num_other_tokens
+        if rest and self.policy.makes_way:
             self.policy.prepare(self.roster.scene(draft.now))
-        place: dict[BranchKey, int] = {}
-        left, rest = budget, branches
-        while rest and left > 0 and (grants := self._share(rest, draft, left)):
+        while rest and (grants := self._share(rest, draft, most - draft.num_other_tokens)):
             place.update((branch.key, len(place) + index) for index, (branch, _) in enumerate(grants))
             for branch, tokens in sorted(grants, key=lambda grant: self._place(grant[0])):
                 self._serve(branch, tokens, draft)
-            left = budget - sum(row.num_scheduled_tokens for row in draft.others)
             rest = [branch for branch in rest if branch.key not in place and branch.slot is not None]
         order = sorted(range(len(draft.others)), key=lambda i: place[draft.served[i].key])
         draft.others = [draft.others[i] for i in order]
@@ -189,7 +192,7 @@ class Planner:
         if branch.slot is None:
             return  # preempted for a branch before it
         while (deltas := self._reserve(branch, tokens, draft)) is None:
-            victim = self._victim(branch)
+            victim = self._victim(branch, draft)
             if victim is not None:
                 reason = f"pages for {branch.key[0]}/{branch.choice}"
                 draft.preemptions.append(self.roster.preempt(victim, draft.now, reason, by=branch.key[0]))
@@ -203,10 +206,10 @@ class Planner:
                 return
         self._add_row(branch, tokens, deltas, draft)
 
-    def _victim(self, branch: Branch) -> Branch | None:
-        """The last running branch after ``branch`` that holds pages and is not protected."""
-        candidates = [b for b in self.roster.running if b.kv_blocks and not self.claims.protected(b)]
-        last = max(candidates, key=self._place, default=None)
+    def _victim(self, branch: Branch, draft: Draft) -> Branch | None:
+        """The last running branch after ``branch`` that holds pages, has no row and is not protected."""
+        others = [b for b in draft.without_rows(self.roster.running) if b.kv_blocks and not self.claims.protected(b)]
+        last = max(others, key=self._place, default=None)
         return last if last is not None and self._place(last) > self._place(branch) else None
 
     def _place(self, branch: Branch) -> Key:
@@ -270,9 +273,7 @@ class Planner:
         left = [branch for branch in self.roster.waiting if draft.allows(branch) and branch.key not in tried]
         self.policy.prepare(self.roster.scene(draft.now))
         order = service_order(left, self.policy, self.config.bypass_limit)
-        if draft.turn is not None:
-            order = [branch for branch in order if self.policy.turn(branch) <= draft.turn]
-        return deque(order)
+        return deque(branch for branch in order if draft.turn is None or self.policy.turn(branch) <= draft.turn)
 
     def _record_entry(self, branch: Branch, draft: Draft) -> None:
         row = draft.others[-1]  # its first
