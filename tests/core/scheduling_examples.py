@@ -15,7 +15,7 @@ def play(
     policy: str, arrivals: Sequence[Mapping[str, Any]], *, slots: int = 1, settings: PolicySettings | None = None,
     pages: int = 64, chunk: int = 8, least: float = 0.0,
 ) -> str:  # fmt: skip
-    """What each step does: `request tokens(reason)`, and who ends how. An arrival is a request's fields and its step."""
+    """What each step does, and who ends how. An arrival is a request by its fields, and its step."""
     bench = Bench(
         make_kv(pages, 4), policy=policy, policies=settings or PolicySettings(), max_running_requests=slots,
         max_prefill_chunk=chunk, max_batched_tokens=16,

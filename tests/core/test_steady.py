@@ -22,7 +22,7 @@ def calm(world, **config):
 
 def one_by_one(bench):
     """Have the planner serve everybody singly."""
-    bench.scheduler._planner._steady = lambda draft, budget: ([], [])
+    bench.scheduler._planner.steady.choose = lambda draft, budget: ([], [])
 
 
 @given(worlds(), st.lists(PLANS, min_size=1, max_size=6))

@@ -38,6 +38,7 @@ class Draft:
     rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
     copies: list[PageCopy] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)  # planned ahead: each row's index in the step in flight
     turn: Key | None = None  # prefills whose turn comes later get nothing in this step
     allowance: Allowance | None = None  # for prefill, where there is a bound on the gaps of those that decode
 

@@ -144,6 +144,10 @@ KINDS = (
         32, "charge", _DECISION, "a policy put a cost on a tenant's account, which now stands at `total`",
         "tenant:name cost:seconds total:seconds",
     ),
+    _kind(
+        33, "ahead", _DECISION, "the step behind the one in flight was planned: plain `decodes`, their tokens to come",
+        "step:count decodes:branches free:count",
+    ),
     # for people
     _kind(
         40, "refuse", _NOTE, "a request was turned away: the field to blame or the HTTP status, and why",

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
-from octavo.core.batch import PageTableDelta, StepRows, build_batch
+from octavo.core.batch import PageTableDelta, build_batch
 from octavo.core.claims import Claims
 from octavo.core.config import SchedulerConfig
 from octavo.core.draft import Draft, Outcome
@@ -24,7 +23,8 @@ from octavo.core.kv import KVCacheManager, PrefixHit
 from octavo.core.policies import Key, Policy, count_bypass, service_order
 from octavo.core.request import Branch, FinishReason, RequestState, WaitingReason
 from octavo.core.roster import Roster, checkpoint
-from octavo.core.rows import ask_of, decode_rows, make_row
+from octavo.core.rows import ask_of, make_row
+from octavo.core.steady import SteadyDecodes
 
 _DECODING, _NOT_BLOCKED = RequestState.DECODING, WaitingReason.NONE  # an enum's attribute is looked up slowly
 
@@ -39,9 +39,8 @@ class Planner:
         self.kv = kv
         self.roster = roster
         self.claims = Claims(config, policy, kv, roster)
+        self.steady = SteadyDecodes(config, kv, roster)
         self.least_seconds: Callable[[Branch], float] = lambda branch: 0.0  # that a waiting one takes, alone
-        self._last_steady: list[Branch] = []  # of the last plan, and their rows
-        self._last_rows: StepRows | None = None
         self._awaited: tuple[str, int] | None = None  # who computes what the branch asked last waits for
 
     def fill(self, draft: Draft, budget: int) -> None:
@@ -50,9 +49,8 @@ class Planner:
             self.kv.commit_deferred()
         if self.policy.makes_way and self.roster.waiting and draft.only is None:
             self._make_way(draft)
-        steady, rest = self._steady(draft, budget)
-        columns = self._decode(steady, draft) if steady else None
-        self._last_steady, self._last_rows = draft.steady, columns
+        steady, rest = self.steady.choose(draft, budget)
+        columns = self.steady.decode(steady, draft)
         if columns is None:
             rest = [branch for branch in self.roster.running if draft.allows(branch)]
         if self.gap is not None and (rest or self.roster.waiting):
@@ -88,67 +86,6 @@ class Planner:
             draft.preemptions.append(self.roster.preempt(victim, draft.now, reason, by=head.key[0]))
         if any(self.policy.turn(branch) > turn for branch in self.roster.running):
             draft.turn = turn
-
-    # -- running branches that plainly decode
-
-    def _steady(self, draft: Draft, budget: int) -> tuple[list[Branch], list[Branch]]:
-        """The branches that get their one token whatever the others ask for, and the others; both by rank.
-
-        There are none of the former while tokens or pages are short, somebody starves or has claims on pages, or the
-        culprit of an error is looked for: then everybody is served one by one.
-        """
-        running = self.roster.running
-        steady: list[Branch] = []
-        rest: list[Branch] = []
-        if draft.only is not None or len(running) > budget:
-            return [], running
-        oldest, most = draft.step - self.config.stall_steps, self.config.max_preemptions
-        for branch in running:
-            if branch.last_step <= oldest or branch.num_preemptions >= most:
-                return [], running
-            if branch.state is _DECODING and branch.is_plain and branch.waiting_reason is _NOT_BLOCKED:
-                steady.append(branch)
-            else:
-                rest.append(branch)
-        if not rest:
-            return steady, rest
-        columns = [min(b.num_missing_tokens, self.config.max_prefill_chunk) // self.kv.page_size + 2 for b in rest]
-        if self.kv.free_pages() < (len(steady) + sum(columns)) * len(self.kv.groups):
-            return [], running
-        return steady, rest
-
-    def _decode(self, steady: list[Branch], draft: Draft) -> StepRows | None:
-        """A row for each branch, as columns; or None, leaving nothing changed, if there are too few pages."""
-        before = [branch.last_step for branch in steady]
-        mark, deltas = draft.undo.mark(), {}
-
-        def restore() -> None:
-            for branch, last_step in zip(steady, before, strict=True):
-                branch.last_step = last_step
-
-        draft.undo.push(restore)
-        for index in self._page_starts(steady):
-            found = self._take_pages(steady[index], 1, draft)
-            if found is None:
-                draft.undo.rollback_to(mark)
-                return None
-            if found:
-                deltas[index] = found
-        if self.roster.waiting:
-            for branch in steady:
-                self.kv.computing(branch.key, branch.token_ids, draft.undo)
-        for branch in steady:
-            branch.last_step = draft.step
-        draft.steady = steady
-        return decode_rows(steady, deltas, self._last_rows if steady == self._last_steady else None)
-
-    def _page_starts(self, steady: Sequence[Branch]) -> list[int]:
-        """Those whose token begins a page, writes to a shared one, or whose page table the runner does not know."""
-        size, unsettled = self.kv.page_size, self.kv.unsettled
-        found = [index for index, branch in enumerate(steady) if not branch.num_resident_tokens % size]
-        if unsettled:
-            found += [i for i, b in enumerate(steady) if b.key in unsettled and b.num_resident_tokens % size]
-        return found
 
     # -- running branches, one by one
 
@@ -360,21 +297,10 @@ class Planner:
         """``_take_pages``, but none that protected branches have a claim on."""
         mark = draft.undo.mark()
         draft.undo.push(checkpoint(branch))
-        deltas = self._take_pages(branch, tokens, draft)
+        deltas = self.steady.take_pages(branch, tokens, draft)
         if deltas is None or (deltas and self.claims.of_others(branch) > self.kv.free_pages()):
             draft.undo.rollback_to(mark)
             return None
-        return deltas
-
-    def _take_pages(self, branch: Branch, tokens: int, draft: Draft) -> tuple[PageTableDelta, ...] | None:
-        """Cover the next ``tokens`` tokens with pages: what the runner's tables lack; None leaves nothing changed."""
-        try:
-            deltas = self.kv.reserve(branch.key, branch.num_resident_tokens + tokens, draft.undo)
-        except OutOfPages:
-            return None
-        if deltas:
-            before, branch.kv_blocks = branch.kv_blocks, self.kv.num_branch_pages(branch.key)
-            draft.undo.push(partial(setattr, branch, "kv_blocks", before))
         return deltas
 
     # -- rows

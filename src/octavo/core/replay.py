@@ -25,7 +25,7 @@ from octavo.core.timeline import plain
 __all__ = ["Difference", "Replayer", "recorded_result", "scheduler_for"]
 
 Executor = Callable[[ScheduleDecision], StepResult]
-_DRIVERS = ("decision", "tokens", "rollback")
+_DRIVERS = ("decision", "ahead", "tokens", "rollback")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Replayer:
         self.on_step = on_step
         self.difference: Difference | None = None
         self.num_steps = self.num_tokens = self.num_events = 0
-        self._decision: ScheduleDecision | None = None
+        self._decisions: deque[ScheduleDecision] = deque()  # in flight, or ready to run behind it
         self._number = 0
         self._recorded: deque[tuple[int, dict[str, Any]]] = deque()  # not yet held against anything
         self._replayed: deque[dict[str, Any]] = deque()
@@ -113,7 +113,7 @@ class Replayer:
             action(event)
         if kind in _DRIVERS:
             self._compare()
-            if kind == "decision" and self.difference is None:
+            if kind in ("decision", "ahead") and self.difference is None:
                 self._compare_rest()  # the decision is the last event of its plan
         return self.difference is None
 
@@ -132,8 +132,12 @@ class Replayer:
         self.scheduler.stop(event["request"], event["choice"], event["tokens"], event["stop_reason"])
 
     def _on_decision(self, event: Mapping[str, Any]) -> None:
-        self._decision = self.scheduler.plan(event["t"], event["budget"])
-        self.num_steps += bool(self._decision.rows)
+        decision = self.scheduler.plan(event["t"], event["budget"])
+        self._decisions = deque([decision])
+        self.num_steps += bool(decision.rows)
+
+    def _on_ahead(self, event: Mapping[str, Any]) -> None:
+        self.num_steps += self.scheduler.plan_ahead(event["t"])
 
     def _on_tokens(self, event: Mapping[str, Any]) -> None:
         self._compare()
@@ -150,6 +154,9 @@ class Replayer:
         self.num_tokens += sum(token is not None for token in event["tokens"])
         if self.on_step is not None:
             self.on_step(decision, event)
+        behind = self.scheduler.advance(result)
+        if behind is not None:
+            self._decisions.append(behind)
         self.scheduler.commit(result, event["t"])
 
     def _on_rollback(self, event: Mapping[str, Any]) -> None:
@@ -163,7 +170,7 @@ class Replayer:
             self._compare_rest()
 
     def _in_flight(self, event: Mapping[str, Any]) -> ScheduleDecision | None:
-        decision, self._decision = self._decision, None
+        decision = self._decisions.popleft() if self._decisions else None
         if self.difference is not None:
             return None
         if decision is None or decision.step != event["step"] or not decision.rows:

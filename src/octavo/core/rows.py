@@ -9,21 +9,27 @@ from octavo.core.batch import SAMPLES, WRITES, PageTableDelta, RowFlags, Schedul
 from octavo.core.kv_table import PrefixHit
 from octavo.core.request import Branch, RequestState
 
+UNKNOWN = -1  # a token that is being drawn
+
 
 def decode_rows(
-    steady: Sequence[Branch], page_deltas: dict[int, tuple[PageTableDelta, ...]], like: StepRows | None = None
+    steady: Sequence[Branch],
+    page_deltas: dict[int, tuple[PageTableDelta, ...]],
+    like: StepRows | None = None,
+    ahead: int = 0,
 ) -> StepRows:
     """The next token of branches of which all is resident but the last token; deltas by index.
 
-    ``like`` are rows of the same branches in the same slots: what cannot have changed is taken from there.
+    ``like`` are rows of the same branches in the same slots: what cannot have changed is taken from there. ``ahead`` 1:
+    the token after that, which the step in flight has yet to draw (`UNKNOWN`).
     """
-    starts = [branch.num_resident_tokens for branch in steady]
+    starts = [branch.num_resident_tokens + ahead for branch in steady]
     return StepRows(
         request_ids=[branch.key[0] for branch in steady] if like is None else like.request_ids,
         choices=[branch.choice for branch in steady] if like is None else like.choices,
         slots=[_slot(branch) for branch in steady] if like is None else like.slots,
         starts=starts,
-        token_ids=[branch.token_ids[-1] for branch in steady],
+        token_ids=[UNKNOWN] * len(steady) if ahead else [branch.token_ids[-1] for branch in steady],
         output_indices=[start + 1 - branch.num_prompt_tokens for start, branch in zip(starts, steady, strict=True)],
         page_deltas=page_deltas,
     )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from octavo.core.admission import check_request, default_seed
-from octavo.core.batch import ScheduleDecision, StepResult, StepRows, build_batch
+from octavo.core.batch import DrawnRows, ScheduleDecision, StepResult, StepRows, build_batch
 from octavo.core.config import SchedulerConfig
 from octavo.core.draft import Draft
 from octavo.core.errors import InvalidInput, RowError
@@ -27,6 +27,7 @@ from octavo.core.planner import Planner
 from octavo.core.policies import make_policy
 from octavo.core.request import FinishReason, Request, RequestState
 from octavo.core.roster import Roster
+from octavo.core.rows import UNKNOWN
 from octavo.core.step import Committer, Isolation, fail_request
 from octavo.core.step_model import StepModel, StepWork, work_of
 from octavo.core.timeline import Timeline
@@ -79,6 +80,8 @@ class ContinuousBatchScheduler:
         self._committer = Committer(kv, self._roster, vocab_size)
         self._isolation = Isolation()
         self._in_flight: Draft | None = None
+        self._ahead: ScheduleDecision | None = None  # behind the step in flight, and its draft
+        self._ahead_draft: Draft | None = None
         self._inbox: list[Callable[[float], None]] = []
         self._queued_ids: dict[str, Request] = {}  # in the inbox
 
@@ -139,7 +142,7 @@ class ContinuousBatchScheduler:
     @property
     def has_work(self) -> bool:
         """True while a request lives or the inbox holds something."""
-        return bool(self._inbox or self._roster.requests)
+        return bool(self._inbox or self._roster.requests or self._in_flight)
 
     @property
     def num_waiting(self) -> int:
@@ -185,6 +188,41 @@ class ContinuousBatchScheduler:
             self.kv.start_step(draft.step)
             self._in_flight = draft
         return decision
+
+    def plan_ahead(self, now: float = 0.0) -> bool:
+        """Plan the step behind the one in flight, if that only decodes and nobody waits; whether there is one now.
+
+        All of it is known but the tokens that the step in flight draws: `advance` puts them in. Who turns out to have
+        ended is computed once too often: no event tells of it, and its pages are not reused before that step is done.
+        """
+        flying = self._in_flight
+        if flying is None or self._ahead is not None or self._inbox or self._isolation.is_active:
+            return False
+        draft = Draft(self.steps + 1, now, self._isolation.next_group())
+        if not self._planner.steady.fill_ahead(draft, flying):
+            return False
+        self.steps += 1
+        self.kv.start_step(draft.step)
+        self._ahead_draft = draft
+        self._ahead = ScheduleDecision(self.model, draft.step, draft.rows, num_running=self.num_running)
+        columns = self._ahead.rows
+        decodes = (columns.request_ids, columns.choices) if isinstance(columns, StepRows) else ([], [])
+        self.timeline.record("ahead", now, step=draft.step, decodes=decodes, free=self.kv.free_pages())
+        return True
+
+    def advance(self, result: StepResult) -> ScheduleDecision | None:
+        """The step in flight has this result, to be committed next: the step behind it, ready to run.
+
+        None if there is none, or if the result holds more than a token for each row: then it is taken back.
+        """
+        draft, flying, rows = self._ahead_draft, self._in_flight, result.rows
+        if draft is None or flying is None or not isinstance(draft.rows, StepRows):
+            return None
+        if not isinstance(rows, DrawnRows) or len(rows.ids) != len(flying.steady) or min(rows.ids) < 0:
+            self._drop_ahead()
+            return None
+        draft.rows.token_ids = [rows.ids[index] for index in draft.behind]
+        return self._ahead
 
     def commit(self, result: StepResult, now: float = 0.0) -> Sequence[TokenEvent]:
         """Apply the result of the step in flight; all pending events. Raises ``InvalidInput`` for another's result."""
@@ -274,6 +312,8 @@ class ContinuousBatchScheduler:
                 raise InvalidInput("result", f"step {result.step}", "plan a step first")
             return
         self._committer.check(draft, result)
+        if self._ahead_draft is not None and UNKNOWN in _tokens_in(self._ahead_draft):
+            self._drop_ahead()
         self._in_flight = None
         self._apply_inbox(now)
         draft.undo.clear()
@@ -283,11 +323,20 @@ class ContinuousBatchScheduler:
         self._last_work = work_of(draft.rows)
         if self.gap is not None and draft.allowance is not None:
             self.gap.close(self._last_work, draft.allowance)
+        self._in_flight, self._ahead_draft, self._ahead = self._ahead_draft, None, None
+
+    def _drop_ahead(self) -> None:
+        """Take back the step behind the one in flight, if there is one: it has not run."""
+        draft, self._ahead_draft, self._ahead = self._ahead_draft, None, None
+        if draft is not None:
+            draft.undo.rollback()
+            self.kv.end_step(draft.step)
 
     def _rollback(self, error: Exception, now: float) -> None:
         draft = self._in_flight
         if draft is None:
             raise InvalidInput("rollback", str(error), "plan a step first")
+        self._drop_ahead()
         self._in_flight = None
         draft.undo.rollback()
         self.kv.end_step(draft.step)
@@ -331,3 +380,7 @@ class ContinuousBatchScheduler:
             kept = branch.num_output_tokens
             self.timeline.record("stop", now, request=request_id, choice=choice, tokens=kept, late=drawn - kept)
             self._roster.finish(branch, FinishReason.STOP, stop_reason, now)
+
+
+def _tokens_in(draft: Draft) -> Sequence[int]:
+    return draft.rows.token_ids if isinstance(draft.rows, StepRows) else ()

@@ -54,6 +54,7 @@ class EngineConfig:
     offline: bool = _flag(False, "Never touch the network.")
     cache_dir: str = _flag("", "Folder of downloaded models; empty: the user's cache.")
     record: str = _flag("", "Write all that happens into this file, for octavo replay, explain and timeline.")
+    overlap: bool = _flag(False, "Plan the next step while one runs: faster where the kernels leave a core to it.")
     audit: bool = _flag(False, "Check every page after every step (slow; for finding bugs).")
 
     def __post_init__(self) -> None:

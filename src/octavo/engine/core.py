@@ -11,6 +11,7 @@ from octavo.core.events import TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.engine.metrics import Metrics
+from octavo.engine.overlap import StepThread
 from octavo.engine.recorder import Recorder
 
 __all__ = ["EngineCore"]
@@ -33,6 +34,7 @@ class EngineCore:
         *,
         clock: Callable[[], float],
         audit: bool = False,
+        overlap: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -40,6 +42,7 @@ class EngineCore:
         self.clock = clock
         self.audits = audit
         self.idle = True  # the last step had nothing to run
+        self._thread = StepThread(executor) if overlap else None  # runs a step while the next one is planned
         self.recorder: Recorder | None = None  # of the timeline, into a file
         self._cycle_started = 0.0  # when the step before ended, if work was left; else 0
 
@@ -75,17 +78,19 @@ class EngineCore:
         """Run one step and return its events, in order. An error of the model never leaves through here."""
         clock, seconds = self.clock, self.metrics.phase_seconds
         started = clock()
-        decision = self.scheduler.plan(now)
+        decision = self._next(now)
         planned, model_before = clock(), seconds["model"]
         self.idle = not decision.rows
         try:
-            result = self.executor(decision) if decision.rows else StepResult(decision.step, ())
+            result = self._execute(decision, now) if decision.rows else StepResult(decision.step, ())
         except Exception as error:
             events: Sequence[TokenEvent] = self.scheduler.rollback(error, now)
             ended = clock()
             self._measured(decision, (started, planned, planned, ended), 0.0)
             self.metrics.failed(events, ended)
         except BaseException:  # an interruption passes through, but no step may stay in flight
+            if self._thread is not None:
+                self._thread.settle()
             self.scheduler.rollback(OctavoError("the step was interrupted"), now)
             raise
         else:
@@ -107,6 +112,24 @@ class EngineCore:
         seconds["measure"] += clock() - ended
         return events
 
+    def _next(self, now: float) -> ScheduleDecision:
+        """What runs already, or a new plan."""
+        running = None if self._thread is None else self._thread.decision
+        return self.scheduler.plan(now) if running is None else running
+
+    def _execute(self, decision: ScheduleDecision, now: float) -> StepResult:
+        """Run a step; with overlap, plan the one behind it meanwhile, and have it running before this one's commit."""
+        if self._thread is None:
+            return self.executor(decision)
+        if self._thread.decision is None:
+            self._thread.start(decision)
+        self.scheduler.plan_ahead(now)
+        result = self._thread.wait()
+        behind = self.scheduler.advance(result)
+        if behind is not None:
+            self._thread.start(behind)
+        return result
+
     def _measured(self, decision: ScheduleDecision, times: tuple[float, float, float, float], model: float) -> None:
         """Tell the timeline what a step took, if it had anything to run. A failed one's time is its commit's."""
         if decision.rows:
@@ -124,7 +147,9 @@ class EngineCore:
             self.scheduler.timeline.record("delivered", ended, spent=max(0, round(1e6 * (ended - begun))))
 
     def close(self) -> None:
-        """No step follows: end the recording, if there is one. Idempotent."""
+        """No step follows: end the recording and the thread, if there are any. Idempotent."""
+        if self._thread is not None:
+            self._thread.close()
         if self.recorder is not None:
             self.recorder.close()
 

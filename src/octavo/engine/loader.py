@@ -76,6 +76,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         prefix_cache=config.prefix_cache,
         seed_source=_seed_source(config.seed),
         audit=config.audit,
+        overlap=config.overlap,
     )
     if config.record:
         _record(core, config, parts, say)

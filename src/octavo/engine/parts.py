@@ -73,8 +73,9 @@ def build_core(
     seed_source: Callable[[], int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     audit: bool = False,
+    overlap: bool = False,
 ) -> EngineCore:
-    """Pages, cache, scheduler and runner over ``parts``."""
+    """Pages, cache, scheduler and runner over ``parts``; ``overlap``: a step runs while the next one is planned."""
     groups = parts.model.kv_groups()
     pool = parts.backend.allocate_kv(num_pages, page_size, groups)
     if hasattr(parts.model, "make_room"):  # a compiled model allocates all that its steps need now
@@ -97,7 +98,7 @@ def build_core(
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )
-    return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit)
+    return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap)
 
 
 def page_bytes(model: Any, page_size: int) -> int:

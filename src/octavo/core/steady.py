@@ -1,0 +1,137 @@
+"""Branches that plainly decode: one token in, one drawn. Most rows of most steps, so they are planned all at once.
+
+step n     token i drawn -----> step n + 1   token i in, token i + 1 drawn
+planned                         planned behind it while it runs: all but token i is known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from octavo.core.batch import PageTableDelta, StepRows
+from octavo.core.config import SchedulerConfig
+from octavo.core.draft import Draft
+from octavo.core.errors import OutOfPages
+from octavo.core.kv import KVCacheManager
+from octavo.core.request import Branch, RequestState, WaitingReason
+from octavo.core.roster import Roster
+from octavo.core.rows import decode_rows
+
+__all__ = ["SteadyDecodes"]
+
+_DECODING, _NOT_BLOCKED = RequestState.DECODING, WaitingReason.NONE  # an enum's attribute is looked up slowly
+
+
+class SteadyDecodes:
+    """Finds them, and makes their rows as columns."""
+
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, roster: Roster) -> None:
+        self.config, self.kv, self.roster = config, kv, roster
+        self._last: list[Branch] = []  # of the last plan, and their rows
+        self._last_rows: StepRows | None = None
+
+    def choose(self, draft: Draft, budget: int) -> tuple[list[Branch], list[Branch]]:
+        """The branches that get their one token whatever the others ask for, and the others; both by rank.
+
+        There are none of the former while tokens or pages are short, somebody starves or has claims on pages, or the
+        culprit of an error is looked for: then everybody is served one by one.
+        """
+        running = self.roster.running
+        steady: list[Branch] = []
+        rest: list[Branch] = []
+        if draft.only is not None or len(running) > budget:
+            return [], running
+        oldest, most = draft.step - self.config.stall_steps, self.config.max_preemptions
+        for branch in running:
+            if branch.last_step <= oldest or branch.num_preemptions >= most:
+                return [], running
+            if branch.state is _DECODING and branch.is_plain and branch.waiting_reason is _NOT_BLOCKED:
+                steady.append(branch)
+            else:
+                rest.append(branch)
+        if not rest:
+            return steady, rest
+        columns = [min(b.num_missing_tokens, self.config.max_prefill_chunk) // self.kv.page_size + 2 for b in rest]
+        if self.kv.free_pages() < (len(steady) + sum(columns)) * len(self.kv.groups):
+            return [], running
+        return steady, rest
+
+    def decode(self, steady: list[Branch], draft: Draft) -> StepRows | None:
+        """A row for each branch, as columns; or None, leaving nothing changed, if there are too few pages."""
+        last, like, self._last, self._last_rows = self._last, self._last_rows, [], None
+        if not steady:
+            return None
+        before = [branch.last_step for branch in steady]
+        mark, deltas = draft.undo.mark(), {}
+        draft.undo.push(lambda: _restore_steps(steady, before))
+        for index in self._page_starts(steady):
+            found = self.take_pages(steady[index], 1, draft)
+            if found is None:
+                draft.undo.rollback_to(mark)
+                return None
+            if found:
+                deltas[index] = found
+        if self.roster.waiting:
+            for branch in steady:
+                self.kv.computing(branch.key, branch.token_ids, draft.undo)
+        for branch in steady:
+            branch.last_step = draft.step
+        draft.steady = steady
+        rows = decode_rows(steady, deltas, like if steady == last else None)
+        self._last, self._last_rows = steady, rows
+        return rows
+
+    def _page_starts(self, steady: Sequence[Branch], ahead: int = 0) -> list[int]:
+        """Those whose token begins a page, writes to a shared one, or whose page table the runner does not know."""
+        size, unsettled = self.kv.page_size, self.kv.unsettled
+        found = [index for index, branch in enumerate(steady) if not (branch.num_resident_tokens + ahead) % size]
+        if unsettled:
+            found += [i for i, b in enumerate(steady) if b.key in unsettled and (b.num_resident_tokens + ahead) % size]
+        return found
+
+    def fill_ahead(self, draft: Draft, flying: Draft) -> bool:
+        """The step behind one in flight that only decodes: a row for each branch that goes on for all that is known.
+
+        False, leaving nothing changed, if somebody waits, nobody goes on, or pages are short.
+        """
+        if flying.others or not isinstance(flying.rows, StepRows) or self.roster.waiting or draft.only is not None:
+            return False
+        goes_on = [b.slot == s for b, s in zip(flying.steady, flying.rows.slots, strict=True)]
+        index = [i for i, b in enumerate(flying.steady) if goes_on[i] and b.num_tokens + 1 < b.token_limit]
+        branches = [flying.steady[i] for i in index]
+        before = [branch.last_step for branch in branches]
+        draft.undo.push(lambda: _restore_steps(branches, before))
+        deltas = {}
+        for at in self._page_starts(branches, 1):
+            found = self.take_pages(branches[at], 2, draft)
+            if found is None:
+                draft.undo.rollback()
+                return False
+            if found:
+                deltas[at] = found
+        for branch in branches:
+            branch.last_step = draft.step
+        like = flying.rows if len(branches) == len(flying.steady) else None
+        draft.steady, draft.behind = branches, index
+        draft.rows = decode_rows(branches, deltas, like, 1)
+        return bool(branches)
+
+    def take_pages(self, branch: Branch, tokens: int, draft: Draft) -> tuple[PageTableDelta, ...] | None:
+        """Cover the next ``tokens`` tokens with pages: what the runner's tables lack; None leaves nothing changed."""
+        draft.undo.push(partial(self._count_pages, branch))  # runs after `reserve` is taken back
+        try:
+            deltas = self.kv.reserve(branch.key, branch.num_resident_tokens + tokens, draft.undo)
+        except OutOfPages:
+            return None
+        if deltas:
+            self._count_pages(branch)
+        return deltas
+
+    def _count_pages(self, branch: Branch) -> None:
+        branch.kv_blocks = self.kv.num_branch_pages(branch.key)
+
+
+def _restore_steps(branches: Sequence[Branch], steps: Sequence[int]) -> None:
+    for branch, step in zip(branches, steps, strict=True):
+        branch.last_step = step
