@@ -9,6 +9,7 @@ do with their tokens. The delivery thread wakes them while the model computes.
 from __future__ import annotations
 
 import asyncio
+import gc
 import queue
 import threading
 import time
@@ -96,8 +97,12 @@ class AsyncEngine:
 
     @classmethod
     def load(cls, config: EngineConfig, *, say: Callable[[str], None] = print) -> AsyncEngine:
-        """Load the model (this blocks) and start."""
-        return cls(load_engine(config, say=say))
+        """Load the model (this blocks) and start. What is there by then is collected no more: looking through a
+        vocabulary for garbage would hold up a step for longer than most steps take."""
+        loaded = load_engine(config, say=say)
+        gc.collect()
+        gc.freeze()
+        return cls(loaded)
 
     async def __aenter__(self) -> AsyncEngine:
         return self
@@ -162,6 +167,7 @@ class AsyncEngine:
         """Gauges and counters as of the last step; cheap, callable from any thread."""
         stats = dict(self._stats)
         ended = stats.pop("last_step_ended")
+        stats |= self.loaded.core.metrics.gaps.summary()
         return {**stats, "last_step_age": self.clock() - ended if ended else 0.0}
 
     def health_problem(self) -> str | None:

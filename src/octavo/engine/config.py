@@ -45,6 +45,7 @@ class EngineConfig:
     max_running_requests: int = _flag(64, "Most sequences in one step.")
     max_batched_tokens: int = _flag(512, "Most tokens in one step.")
     max_prefill_chunk: int = _flag(256, "Most tokens of one prompt in one step.")
+    max_token_gap_ms: int = _flag(0, "Bound on the gap between two tokens, p99.9, in ms, by smaller chunks; 0: none.")
     policy: str = _flag("fcfs", f"Order of service: {', '.join(POLICIES)}; or several, the first first: priority,fair.")
     priority_ageing_s: float = _flag(60.0, "Seconds of waiting that count as one level of priority; 0: never.")
     tenant_weights: str = _flag("", "Shares of tenants under the fair policy, 1 where not named: alice=3,bob=2.")
@@ -68,7 +69,7 @@ class EngineConfig:
         self.policy_settings()
         for name in ("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("max_seq_len", "threads", "seed"):
+        for name in ("max_seq_len", "threads", "seed", "max_token_gap_ms"):
             _at_least(name, getattr(self, name), 0)
         if not 0 < self.memory_fraction <= 1:
             raise InvalidInput("memory_fraction", self.memory_fraction, "give a number above 0 and at most 1")

@@ -10,6 +10,7 @@ from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.events import TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
+from octavo.engine.gaps import GapWatch
 from octavo.engine.metrics import Metrics
 from octavo.engine.overlap import StepThread
 from octavo.engine.recorder import Recorder
@@ -44,6 +45,7 @@ class EngineCore:
         self.idle = True  # the last step had nothing to run
         self._thread = StepThread(executor) if overlap else None  # runs a step while the next one is planned
         self.recorder: Recorder | None = None  # of the timeline, into a file
+        self._gap_watch = None if scheduler.gap is None else GapWatch(scheduler.gap, metrics.gaps)
         self._cycle_started = 0.0  # when the step before ended, if work was left; else 0
 
     @property
@@ -104,6 +106,8 @@ class EngineCore:
             seconds["prepare"] += executed - planned - (seconds["model"] - model_before)
             seconds["commit"] += ended - executed
             self.metrics.stepped(decision, events, started, ended, pages, len(self.kv.groups))
+        if self._gap_watch is not None:
+            self._gap_watch.look(now, sum(seconds.values()))
         self._cycle_started = 0.0 if self.idle or not self.has_work else ended
         if self.audits:
             self.scheduler.audit()

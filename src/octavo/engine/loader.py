@@ -118,6 +118,7 @@ def scheduling_for(config: EngineConfig, max_seq_len: int) -> SchedulerConfig:
         max_running_requests=config.max_running_requests,
         max_prefill_chunk=config.max_prefill_chunk,
         max_seq_len=max_seq_len,
+        max_token_gap_ms=config.max_token_gap_ms,
         policy=config.policy,
         policies=config.policy_settings(),
     )

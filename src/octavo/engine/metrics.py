@@ -16,6 +16,7 @@ from typing import Any
 
 from octavo.core.batch import ScheduleDecision, StepRows
 from octavo.core.events import EventKind, StepEvents, TokenEvent
+from octavo.engine.gaps import GapMeter
 
 _KEPT_REQUESTS = 4096
 _KEPT_STEPS = 65536
@@ -69,10 +70,11 @@ class StepRecord:
 class Metrics:
     """Counters and records of one engine. Fed by ``EngineCore``; reading it changes nothing."""
 
-    def __init__(self, *, max_batched_tokens: int, page_size: int, page_bytes: int) -> None:
+    def __init__(self, *, max_batched_tokens: int, page_size: int, page_bytes: int, max_gap: float = 0.0) -> None:
         self.max_batched_tokens = max_batched_tokens
         self.page_size = page_size
         self.page_bytes = page_bytes
+        self.gaps = GapMeter(max_gap)
         self.requests: OrderedDict[str, RequestTimes] = OrderedDict()
         self.steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
         self.num_steps = self.num_failed_steps = 0
@@ -132,6 +134,7 @@ class Metrics:
 
     def saw(self, events: Sequence[TokenEvent], now: float) -> int:
         """Times of the requests that ``events`` speak of. Returns the number of tokens among them."""
+        self.gaps.saw(events, now)
         produced, listed = 0, events
         if isinstance(events, StepEvents):  # no request's first tokens are among the columns
             produced, listed = len(events.branches), events.others
@@ -179,6 +182,7 @@ class Metrics:
             "python_share": self.python_share,
             "phase_seconds": dict(self.phase_seconds),
             "page_internal_fragmentation": self._wasted_slots / self._page_slots if self._page_slots else 0.0,
+            **self.gaps.summary(),
             "finished": dict(sorted(self.finished.items())),
         }
 

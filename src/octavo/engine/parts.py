@@ -88,6 +88,7 @@ def build_core(
         max_batched_tokens=scheduling.max_batched_tokens,
         page_size=page_size,
         page_bytes=page_bytes(parts.model, page_size),
+        max_gap=scheduling.max_token_gap_ms / 1000.0,
     )
     runner = ModelRunner(
         parts.model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from octavo.core.gap import GapControl
 from octavo.engine.core import EngineCore
 
 __all__ = ["engine_stats"]
@@ -29,6 +30,20 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
         "preemptions": metrics.preemptions,
         "scheduled_tokens": metrics.scheduled_tokens,
         "output_tokens": metrics.output_tokens,
+        "token_gaps_above_bound": metrics.gaps.num_above,
+        **({} if scheduler.gap is None else gap_stats(scheduler.gap)),
         "prefix_queries_tokens": prefix.query_units,
         "prefix_hit_tokens": prefix.hit_units,
+    }
+
+
+def gap_stats(gap: GapControl) -> Mapping[str, float]:
+    """What the bound on token gaps does, and its price."""
+    return {
+        "gap_bound_s": gap.bound,
+        "gap_margin_s": gap.margin,
+        "gap_steps_limited": gap.steps_limited,
+        "gap_steps_hopeless": gap.steps_hopeless,
+        "gap_tokens_held_back": gap.tokens_held_back,
+        "gap_seconds_lost": gap.seconds_lost,
     }

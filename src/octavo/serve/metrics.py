@@ -51,12 +51,22 @@ _GAUGES = {
     "pages_ticketed": ("octavo:pages_ticketed", "Pages held by an open ticket alone."),
     "last_step_age": ("octavo:last_step_age_seconds", "Seconds since the engine ended a step."),
     "step_seconds": ("octavo:step_seconds", "Seconds that the last step took."),
+    "token_gap_p50_s": ("octavo:token_gap_p50_seconds", "Median gap between two tokens of a choice, in the engine."),
+    "token_gap_p99_s": ("octavo:token_gap_p99_seconds", "The gap that 1% are above."),
+    "token_gap_p999_s": ("octavo:token_gap_p999_seconds", "The gap that 0.1% are above."),
+    "gap_bound_s": ("octavo:token_gap_bound_seconds", "--max-token-gap-ms."),
+    "gap_margin_s": ("octavo:token_gap_margin_seconds", "Kept free of each step for what its forecast misses."),
 }
 _COUNTERS = {
     "preemptions": ("vllm:num_preemptions", "Sequences that lost their pages to another."),
     "prefix_queries_tokens": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_hit_tokens": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "steps": ("octavo:steps", "Steps of the engine."),
+    "token_gaps_above_bound": ("octavo:token_gaps_above_bound", "Gaps above --max-token-gap-ms."),
+    "gap_steps_limited": ("octavo:gap_steps_limited", "Steps whose prefill was cut to keep gaps under the bound."),
+    "gap_steps_hopeless": ("octavo:gap_steps_hopeless", "Steps whose decodes alone were foretold above the bound."),
+    "gap_tokens_held_back": ("octavo:gap_tokens_held_back", "Prompt tokens that such steps left to later ones."),
+    "gap_seconds_lost": ("octavo:gap_seconds_lost", "What the bound costs: seconds that larger chunks would save."),
     "rollbacks": ("octavo:rollbacks", "Steps that were rolled back."),
 }
 
