@@ -88,7 +88,7 @@ WRONG = [
     (("serve", "", "--port", "0"), "model = ''"), (("serve", TINY, "--host", "no.such.host.invalid"), "--host = "),
     (("serve", TINY, "--host", "203.0.113.1"), "--host = '203.0.113.1'"),
     (("serve", TINY, "--port", "0", "--log-level", "loud"), "--log-level = 'loud': use one of critical"),
-    (("serve", "./nowhere.gguf", "--policy", "x"), "--policy = 'x': use one of fcfs, priority"),
+    (("serve", "./nowhere.gguf", "--policy", "x"), "--policy = 'x': give one of fcfs, priority"),
     (("serve", TINY, "--max-body-bytes", "0"), "--max-body-bytes"),
     (("serve", TINY, "--request-timeout", "nan"), "finite"),
     (("run", "-m", TINY, "x", "--temperature", "-1"), "temperature"), (("run", "-m", TINY), "give"),
