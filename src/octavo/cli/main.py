@@ -40,6 +40,8 @@ app.add_typer(bench_app, name="bench")
 
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=True)]
 CacheDir = Annotated[str, typer.Option(help="Folder of downloaded models; default: the user's cache.")]
+Recording = Annotated[Path, typer.Argument(help="A file written by --record.", show_default=False)]
+EpochNumber = Annotated[int | None, typer.Option(help="Which process's run; default: the last one in the file.")]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=_MODEL)]
 ModelAlias = Annotated[str | None, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)]
 
@@ -182,6 +184,33 @@ def inspect(
         run_program(model, cache_dir)
     else:
         run_inspect(model, weight_format, as_json, cache_dir)
+
+
+@app.command()
+def replay(
+    recording: Recording,
+    run_model: Annotated[bool, typer.Option("--run-model", help="Draw the tokens again with the model.")] = False,
+    model: Annotated[str, typer.Option("--model", "-m", help="Where the model is now, for --run-model.")] = "",
+    epoch: EpochNumber = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a recording again: prove the same steps and tokens, or name the first difference (exit code 1)."""
+    from octavo.cli.recordings import run_replay
+
+    raise typer.Exit(0 if run_replay(recording, epoch, run_model, model, as_json) else 1)
+
+
+@app.command()
+def explain(
+    recording: Recording,
+    request: Annotated[str, typer.Argument(help="A request's id; default: a table of all.")] = "",
+    epoch: EpochNumber = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a request's time went into: named causes that add up to it, and who was served meanwhile."""
+    from octavo.cli.recordings import run_explain
+
+    run_explain(recording, epoch, request, as_json)
 
 
 def _with_alias(engine: EngineConfig, alias: str | None) -> EngineConfig:

@@ -1,0 +1,119 @@
+"""`octavo replay`, `explain` and `timeline`: what a recording holds, for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from octavo.core.errors import InvalidInput
+from octavo.core.explain import Explanation, explain
+from octavo.core.history import CAUSES, History, history_of
+from octavo.engine.recorder import Epoch, read_epochs
+from octavo.engine.replay import ReplayReport, replay_epoch
+
+__all__ = ["chosen_epoch", "run_explain", "run_replay", "warn"]
+
+
+def warn(text: str) -> None:
+    """To standard error: it is about the answer, and no part of it."""
+    print(text, file=sys.stderr)
+
+
+def chosen_epoch(path: Path, number: int | None) -> Epoch:
+    """One epoch of a recording, the last one for None. Says so if the end is damaged. Raises ``InvalidInput``."""
+    epochs, damage = read_epochs(path)
+    if damage is not None:
+        warn(f"the end cannot be read ({damage}); here is what comes before it")
+    if number is None:
+        if len(epochs) > 1:
+            warn(f"the last of {len(epochs)} epochs; --epoch names another")
+        return epochs[-1]
+    for epoch in epochs:
+        if epoch[0]["epoch"] == number:
+            return epoch
+    raise InvalidInput("epoch", number, f"the recording has epochs 0 to {epochs[-1][0]['epoch']}")
+
+
+def run_replay(path: Path, number: int | None, run_model: bool, model: str, as_json: bool) -> bool:
+    """Replay and print; whether everything came out as recorded."""
+    report = replay_epoch(chosen_epoch(path, number), run_model=run_model, model=model, say=warn)
+    if as_json:
+        print(json.dumps(_report_json(report), indent=2))
+    else:
+        print(_report_text(report))
+    return report.difference is None
+
+
+def _report_json(report: ReplayReport) -> dict[str, Any]:
+    values = {name: value for name, value in vars(report).items() if name != "difference"}
+    return {**values, "difference": None if report.difference is None else str(report.difference)}
+
+
+def _report_text(report: ReplayReport) -> str:
+    done = f"{report.num_events} events, {report.num_steps} steps, {report.num_tokens} tokens"
+    if report.difference is not None:
+        return f"different after {done}:\n{report.difference}"
+    tokens = "the model ran again and drew the same tokens" if report.ran_model else "tokens were taken as recorded"
+    end = "" if report.is_whole else "; the recording was not closed"
+    return f"identical: {done}; {tokens}{end}"
+
+
+# ---- explain
+
+
+def run_explain(path: Path, number: int | None, request: str, as_json: bool) -> None:
+    """Print one request's causes, or a table of all. Raises ``InvalidInput`` for a request that is not there."""
+    history = history_of(chosen_epoch(path, number))
+    explained = [explain(history, name) for name in ([request] if request else history.lives)]
+    if as_json:
+        values = [_explanation_json(one) for one in explained]
+        print(json.dumps(values[0] if request else values, indent=2))
+    elif request:
+        print(_explanation_text(explained[0]))
+    else:
+        _print_table(explained, history)
+
+
+def _explanation_json(one: Explanation) -> dict[str, Any]:
+    life = one.life
+    return {
+        "request": life.request,
+        "wall_s": life.wall,
+        "ended": life.end is not None,
+        "finish_reason": life.reason,
+        "error": life.error,
+        "prompt_tokens": life.prompt,
+        "cached_tokens": life.cached,
+        "output_tokens": life.outputs,
+        "ttft_s": None if life.first_token is None else life.first_token - life.arrival,
+        "longest_gap_s": life.longest_gap,
+        "causes": [vars(cause) for cause in one.causes],
+    }
+
+
+def _explanation_text(one: Explanation) -> str:
+    life = one.life
+    end = life.reason + (f" ({life.error})" if life.error else "") if life.end is not None else "still running"
+    first = "" if life.first_token is None else f", first token after {life.first_token - life.arrival:.3f} s"
+    lines = [f"{life.request}: {life.wall:.3f} s{first}; {life.prompt} + {life.outputs} tokens; {end}"]
+    for cause in one.causes:
+        share = 100.0 * cause.seconds / life.wall if life.wall else 0.0
+        lines.append(f"  {cause.seconds:9.3f} s {share:5.1f}%  {cause.name:10s}  {cause.detail}")
+    return "\n".join([*lines, f"  {one.total:9.3f} s         in all"])
+
+
+def _print_table(explained: list[Explanation], history: History) -> None:
+    used = [name for name in CAUSES if any(name in one.life.sums for one in explained)]
+    width = max([len(one.life.request) for one in explained] + [7])
+    print(" ".join([f"{'seconds':{width}s}", *(f"{name:>10s}" for name in [*used, "in all", "wall"])]))
+    for one in explained:
+        values = [one.life.sums.get(name, 0.0) for name in used]
+        cells = [f"{value:10.3f}" if value else f"{'':10s}" for value in values]
+        print(" ".join([f"{one.life.request:{width}s}", *cells, f"{one.total:10.3f} {one.life.wall:10.3f}"]))
+    whole = sum(one.life.wall for one in explained) or 1.0
+    shares = [100 * sum(one.life.sums.get(name, 0.0) for one in explained) / whole for name in used]
+    print(" ".join([f"{'of all':{width}s}", *(f"{share:9.1f}%" for share in shares)]))
+    if history.refused:
+        print(f"{len(history.refused)} requests were refused; the first: {history.refused[0]['reason']}")
