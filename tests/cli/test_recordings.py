@@ -101,3 +101,11 @@ def test_a_damaged_end_is_said_and_the_rest_explained(recording, tmp_path):
     cut.write_bytes(recording.read_bytes()[:-5])
     code, out, err = octavo("replay", cut)
     assert code == 0 and "cut off" in err and "was not closed" in out
+
+
+def test_the_timeline_is_drawn(recording, tmp_path):
+    page, trace = tmp_path / "run.html", tmp_path / "run.trace.json"
+    code, out, _ = octavo("timeline", recording, "--out", page)
+    assert code == 0 and str(page) in out and "perfetto" in out
+    assert "llm-3" in page.read_text(encoding="utf-8")
+    assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]

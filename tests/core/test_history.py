@@ -5,6 +5,7 @@ from builders import Bench, make_kv, make_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_run import PLANS, Run, worlds
+from test_overlap import OverlappedRun
 
 from octavo.core.errors import InvalidInput
 from octavo.core.explain import explain, waited_behind
@@ -34,6 +35,19 @@ def test_causes_add_up_in_every_run(world, plans, measured):
     events = list(ring)
     history = history_of(with_clock(events) if measured else events)
     assert set(history.lives) == {event["request"] for event in events if event["kind"] == "submit"}
+    check_sums(history)
+    told = sum(life.outputs for life in history.lives.values())
+    assert told >= sum(event.kind.value == "token" for event in run.bench.events)
+
+
+@given(worlds(), st.lists(PLANS, min_size=1, max_size=6), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_causes_add_up_with_overlap(world, plans, early):
+    run = OverlappedRun(world, plans, early, 0)
+    ring = Timeline(100_000)
+    run.scheduler.timeline.listen(lambda kind, t, values: ring.record(kind, t, **values))
+    run.play()
+    history = history_of(ring)
     check_sums(history)
     told = sum(life.outputs for life in history.lives.values())
     assert told >= sum(event.kind.value == "token" for event in run.bench.events)

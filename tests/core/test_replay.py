@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from null_model import NullModel
 from random_run import PLANS, Run, worlds
+from test_overlap import OverlappedRun
 
 from octavo.core.errors import InvalidInput, RowError
 from octavo.core.facts import facts_of, request_of, scheduler_facts
@@ -86,6 +87,15 @@ def test_every_run_replays(world, plans, draw, kinds):
 def test_every_run_replays_on_the_model(world, plans):
     replayer = replay(random_tape(world, plans, True, [""]), model=True)
     assert replayer.difference is None
+
+
+@given(worlds(), st.lists(PLANS, min_size=1, max_size=6), st.booleans(), st.sampled_from([0, 0, 5]))
+@settings(max_examples=30, deadline=None)
+def test_a_run_with_overlap_replays(world, plans, early, fails):
+    run = OverlappedRun(world, plans, early, fails)
+    tape = Tape(run.scheduler)
+    run.play()
+    assert str(replay(tape.events()).difference) == "None"
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, "priority,fair", "fair,prefix", "deadline,shortest"])

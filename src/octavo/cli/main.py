@@ -213,6 +213,19 @@ def explain(
     run_explain(recording, epoch, request, as_json)
 
 
+@app.command()
+def timeline(
+    recording: Recording,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The page; default: beside the recording.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="The trace; default: beside the page.")] = None,
+    epoch: EpochNumber = None,
+) -> None:
+    """Draw a recording: a page for the browser that needs nothing else, and a trace for Perfetto or Chrome."""
+    from octavo.cli.recordings import run_timeline
+
+    run_timeline(recording, epoch, out, trace)
+
+
 def _with_alias(engine: EngineConfig, alias: str | None) -> EngineConfig:
     """The config with the model of --model, where that is how it was given."""
     if alias is None:

@@ -12,8 +12,9 @@ from octavo.core.explain import Explanation, explain
 from octavo.core.history import CAUSES, History, history_of
 from octavo.engine.recorder import Epoch, read_epochs
 from octavo.engine.replay import ReplayReport, replay_epoch
+from octavo.engine.trace import page, trace_events
 
-__all__ = ["chosen_epoch", "run_explain", "run_replay", "warn"]
+__all__ = ["chosen_epoch", "run_explain", "run_replay", "run_timeline", "warn"]
 
 
 def warn(text: str) -> None:
@@ -117,3 +118,20 @@ def _print_table(explained: list[Explanation], history: History) -> None:
     print(" ".join([f"{'of all':{width}s}", *(f"{share:9.1f}%" for share in shares)]))
     if history.refused:
         print(f"{len(history.refused)} requests were refused; the first: {history.refused[0]['reason']}")
+
+
+# ---- timeline
+
+
+def run_timeline(path: Path, number: int | None, out: Path | None, trace: Path | None) -> None:
+    """Write the page, and the trace beside it. Raises ``InvalidInput`` for a recording that cannot be read."""
+    page_file = path.with_suffix(".html") if out is None else out
+    trace_file = page_file.with_suffix(".trace.json") if trace is None else trace
+    epoch = chosen_epoch(path, number)
+    history = history_of(epoch)
+    model = epoch[0]["facts"].get("model") or "a run"
+    page_file.write_text(page(history, f"Octavo timeline: {model}"), encoding="utf-8")
+    print(f"{page_file}: open it in a browser")
+    events = {"traceEvents": trace_events(history), "displayTimeUnit": "ms"}
+    trace_file.write_text(json.dumps(events, separators=(",", ":")), encoding="utf-8")
+    print(f"{trace_file}: open it in https://ui.perfetto.dev or chrome://tracing")

@@ -146,6 +146,7 @@ class _Teller:
         self._live: dict[str, _Choices] = {}
         self._running: dict[str, Life] = {}
         self._open: StepView | None = None
+        self._ahead: Mapping[str, Any] | None = None  # the step planned behind it
         self._ended_in_step: list[Life] = []
         self._last: StepView | None = None  # closed, and its
         self._text = 0.0  # seconds until its tokens were text
@@ -241,15 +242,21 @@ class _Teller:
 
     def _on_decision(self, event: Mapping[str, Any]) -> None:
         self.close_step()
-        if not event["decodes"] and not event["rows"]:
-            return
+        self._ahead = None
+        if event["decodes"] or event["rows"]:
+            self._open_step(event, event["t"])
+
+    def _on_ahead(self, event: Mapping[str, Any]) -> None:
+        self._ahead = {**event, "rows": [], "waiting": 0, "running": len(event["decodes"])}
+
+    def _open_step(self, event: Mapping[str, Any], now: float) -> None:
         for name in self._running:
             if name in self._live:
-                self._settle(self._live[name], event["t"])
+                self._settle(self._live[name], now)
         self._open = StepView(
             event["step"],
-            event["t"],
-            event["t"],
+            now,
+            now,
             [name for name, _ in event["decodes"]] + [row[0] for row in event["rows"]],
             [1] * len(event["decodes"]) + [row[2] for row in event["rows"]],
             [row[3] for row in event["rows"]],
@@ -259,11 +266,20 @@ class _Teller:
         )
         self.history.steps.append(self._open)
 
+    def _reach(self, event: Mapping[str, Any]) -> None:
+        """The results of a step that was planned ahead open it: it has run since the one before it ended."""
+        if self._ahead is not None and self._ahead["step"] == event["step"]:
+            ahead, self._ahead = self._ahead, None
+            self.close_step()
+            self._open_step(ahead, event["t"])
+
     def _on_tokens(self, event: Mapping[str, Any]) -> None:
+        self._reach(event)
         if self._open is not None:
             self._open.end, self._open.tokens = event["t"], event["tokens"]
 
     def _on_rollback(self, event: Mapping[str, Any]) -> None:
+        self._reach(event)
         if self._open is not None:
             self._open.end, self._open.failed = event["t"], event["error"]
 
