@@ -7,6 +7,8 @@ PORT ?= 8000
 ARGS ?=
 VENV ?= .venv
 COVERAGE_FLOOR ?= 95
+SEEDS ?= 500
+FROM ?= 1
 # the models that tests marked `weights` use
 TEST_MODELS := smollm2-135m-instruct gemma-3-270m
 
@@ -66,6 +68,13 @@ test-core: $(VENV)/.installed-dev ## the core's tests, with its branch coverage
 
 test-rest: $(VENV)/.installed-dev ## all other tests
 	@$(RUN_TESTS) tests --ignore=tests/core --ignore=tests/contract
+
+# a failing seed goes into tests/dst/kept_seeds.txt, shrunk: make dst SEEDS=1 FROM=1234 ARGS=--shrink
+dst: $(VENV)/.installed-dev ## simulate the core from seeds FROM.., SEEDS of them, and check every invariant (ARGS=--edges)
+	@PYTHONPATH=src:tests $(BIN)/python -m dst --seeds $(SEEDS) --from $(FROM) $(ARGS)
+
+dst-mutations: $(VENV)/.installed-dev ## defects of the core, one by one, and the invariant that sees each
+	@PYTHONPATH=src:tests $(BIN)/python -m dst.mutations $(ARGS)
 
 soak: $(VENV)/.installed-dev ## 16 streaming clients on the real model for two minutes
 	@$(BIN)/python benchmarks/soak.py

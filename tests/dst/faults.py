@@ -1,0 +1,51 @@
+"""Steps that fail: with an error of some rows, an error that nobody owns, or messages in the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.core.batch import ScheduledRow
+from octavo.core.errors import RowError
+
+KINDS = ("row error", "error", "messages", "memory error")
+Outcome = Exception | dict[int, str] | None
+
+
+class Faults:
+    """What the next steps are to fail with, and who may be blamed for it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.next: list[tuple[str, int]] = []  # (kind or nothing, row by number), one a step
+        self.poisoned: set[str] = set()  # requests: every step with them fails, and nobody says why
+        self.raised: Outcome = None  # in the last step
+        self.blamed: set[str] = set()  # requests that may end with an error
+
+    def __call__(self, rows: Sequence[ScheduledRow]) -> Outcome:
+        """What this step fails with, if with anything."""
+        self.calls += 1
+        self.raised = self._draw(rows)
+        return self.raised
+
+    def _draw(self, rows: Sequence[ScheduledRow]) -> Outcome:
+        if any(row.request_id in self.poisoned for row in rows):
+            self._blame_alone(rows)
+            return RuntimeError("a poisoned request")
+        if not self.next:
+            return None
+        kind, number = self.next.pop(0)
+        if not kind:
+            return None
+        row = number % len(rows)
+        if kind == "messages":
+            self.blamed.add(rows[row].request_id)
+            return {row: "it failed in the middle"}
+        if kind == "row error":
+            self.blamed.add(rows[row].request_id)
+            return RowError([row], "its logits are not finite")
+        self._blame_alone(rows)
+        return MemoryError("no memory for the step") if kind == "memory error" else RuntimeError("a kernel failed")
+
+    def _blame_alone(self, rows: Sequence[ScheduledRow]) -> None:
+        if len(rows) == 1:
+            self.blamed.add(rows[0].request_id)
