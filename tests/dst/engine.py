@@ -100,7 +100,8 @@ class EngineProcess:
             return
         if limit is None:
             raise Broken("I11", f"{ask.name} was accepted, and can never be served")
-        self.ledger.open(ask, limit, self.salt(ask.namespace), snapshot)
+        seed = self.scheduler.get(ask.name).branches[0].seed
+        self.ledger.open(ask, limit, seed, self.salt(ask.namespace), snapshot)
         self._on_state(ask, "inbox")
         self.poke()
 

@@ -10,7 +10,6 @@ from null_model import null_stream, prefix_hashes, prompt_logprob
 
 from dst.invariants import Broken
 from dst.scenario import VOCAB, Ask
-from octavo.core.admission import default_seed
 from octavo.core.events import EventKind, TokenEvent
 
 
@@ -23,10 +22,9 @@ class Expected:
     stops: bool  # it ends by a stop token or end-of-sequence, not by a limit
 
 
-def expect(ask: Ask, choice: int, limit: int, salt: int) -> Expected:
+def expect(ask: Ask, choice: int, limit: int, seed: int, salt: int) -> Expected:
     """Tokens of a choice of at most ``limit`` tokens, prompt and output together."""
-    seed = ask.params["seed"]
-    stream = null_stream(ask.prompt, default_seed(ask.name) if seed is None else seed, choice, VOCAB, salt)
+    stream = null_stream(ask.prompt, seed, choice, VOCAB, salt)
     own = () if ask.params["ignore_eos"] else ask.eos
     ends = {*own, *ask.params["stop_token_ids"]}
     expected = Expected([], [], False)
@@ -74,10 +72,10 @@ class Ledger:
         self.pages_can_fail = pages_can_fail
         self.num_tokens = 0
 
-    def open(self, ask: Ask, limit: int, salt: int, snapshot: dict[str, Any] | None) -> Entry:
-        """The engine has accepted a request."""
+    def open(self, ask: Ask, limit: int, seed: int, salt: int, snapshot: dict[str, Any] | None) -> Entry:
+        """The engine has accepted a request, and drawn a ``seed`` for it if it has none."""
         n = ask.params["n"]
-        expected = [expect(ask, choice, limit, salt) for choice in range(n)]
+        expected = [expect(ask, choice, limit, seed, salt) for choice in range(n)]
         entry = Entry(ask, limit, expected, salt, [0] * n, [None] * n, usage=[0] * n)
         for choice, part in enumerate(snapshot["branches"] if snapshot else ()):
             entry.counts[choice] = entry.usage[choice] = len(part["output_token_ids"])

@@ -1,0 +1,226 @@
+"""Defects of the core, one by one in a copy of it, and the invariant that sees each: a check that sees none is none.
+
+python -m dst.mutations [NAME ...] [--seeds 400]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EVENTS = 200
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``old`` becomes ``new`` in a file of src/octavo, and ``invariant`` must be broken."""
+
+    invariant: str
+    what: str
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first seed that broke the invariant (None: none did), and what was broken on the way."""
+
+    mutation: Mutation
+    seed: int | None
+    seeds_played: int
+    others: dict[str, int]
+
+
+MUTATIONS = (
+    Mutation("I1", "freed pages are not counted", "core/pages.py", "self.num_freed += 1", "self.num_freed += 0"),
+    Mutation(
+        "I2", "pages behind a window keep their owner", "core/kv_published.py",
+        "                    self._drop(page, branch.owner)\n            table[start:first]",
+        "                    self._drop(page, branch.owner) if page < 0 else None\n            table[start:first]",
+    ),
+    Mutation(
+        "I2", "a branch that publishes keeps its old lock", "core/kv_published.py",
+        "self.prefix.unlock(cursor, touch=False)", "cursor.locks += 0",
+    ),
+    Mutation(
+        "I3", "cached pages are free", "core/pages.py",
+        "return _CACHED if len(owners) == 1 and TREE in owners else _REFERENCED",
+        "return _FREE if len(owners) == 1 and TREE in owners else _REFERENCED",
+    ),
+    Mutation(
+        "I4", "the last token is published without its K/V", "core/kv_published.py",
+        "tail = units[whole * self.page_size : num_resident]",
+        "tail = units[whole * self.page_size : (whole + 1) * self.page_size]",
+    ),
+    Mutation(
+        "I5", "no copy before a write to a shared page", "core/kv_branches.py",
+        "if self.allocator.is_shared(table[column])", "if self.allocator.num_pages < 0",
+    ),
+    Mutation(
+        "I6", "the tickets of copies stay open", "core/kv.py",
+        "for ticket in self._steps.pop(step, ()):", "for ticket in self._steps.pop(step, ())[:1]:",
+    ),
+    Mutation(
+        "I7", "units of a cached edge are not compared", "core/prefix.py",
+        "shared = common_length(child.units, units[matched : matched + len(child.units)])",
+        "shared = min(len(child.units), len(units) - matched)",
+    ),
+    Mutation(
+        "I8", "a request ends twice", "core/roster.py",
+        "        self.events.append(_request_end(request))\n",
+        "        self.events.append(_request_end(request))\n        self.events.append(_request_end(request))\n",
+    ),
+    Mutation(
+        "I9", "a cancel passes over what decodes", "core/roster.py",
+        "        for branch in request.branches:\n            self.abandon(branch, target, reason, now, error)",
+        "        for branch in request.branches:\n            if branch.state.value != 'decoding' or error:\n"
+        "                self.abandon(branch, target, reason, now, error)",
+    ),
+    Mutation(
+        "I10", "token indices begin at 1", "core/roster.py",
+        "index = branch.num_output_tokens - 1", "index = branch.num_output_tokens",
+    ),
+    Mutation(
+        "I10", "usage counts what a stop string cuts off", "core/roster.py",
+        "num_output_tokens=sum(branch.num_output_tokens for branch in request.branches)",
+        "num_output_tokens=sum(branch.num_computed_tokens for branch in request.branches)",
+    ),
+    Mutation(
+        "I11", "one token more than the limit", "core/step.py",
+        "if branch.num_tokens >= branch.request.token_limit:", "if branch.num_tokens > branch.request.token_limit:",
+    ),
+    Mutation(
+        "I12", "deadlines end nothing", "core/roster.py",
+        "while self._deadlines and self._deadlines[0][0] <= now:",
+        "while self._deadlines and self._deadlines[0][0] <= now - 1e6:",
+    ),
+    Mutation(
+        "I13", "what a branch was to compute is kept", "core/kv_published.py",
+        "self._coming.forget(branch.key)", "self._coming.published(branch.key, 0)",
+    ),
+    Mutation(
+        "I14", "planned page copies are not told", "core/kv_copies.py",
+        "copies = tuple(PageCopy(planned.source, target) for target, planned in self._planned.items())",
+        "copies = tuple(PageCopy(planned.source, target) for target, planned in list(self._planned.items())[1:])",
+    ),
+    Mutation(
+        "I14", "a rolled back page table is not told again", "core/kv_branches.py",
+        "        branch.pending = told + branch.pending\n", "        branch.pending = branch.pending\n",
+    ),
+    Mutation(
+        "I14", "a branch served already may lose its pages", "core/planner.py",
+        "draft.without_rows(self.roster.running) if", "self.roster.running if",
+    ),
+    Mutation(
+        "I15", "namespaces share their pages", "core/prefix.py",
+        "root = self._roots.get(namespace)\n        if root is None:\n            return PrefixMatch",
+        "root = next(iter(self._roots.values()), None)\n        if root is None:\n            return PrefixMatch",
+    ),
+    Mutation(
+        "I17", "who was passed does not go first", "core/policies/__init__.py",
+        "aged = branch.bypassed >= bypass_limit", "aged = branch.bypassed < 0",
+    ),
+    Mutation(
+        "I17", "who starves is not served first", "core/planner.py",
+        "stalled = sorted((branch for branch in ranked if branch.last_step <= oldest), key=lambda b: b.last_step)",
+        "stalled, oldest = [], -1",
+    ),
+    Mutation(
+        "I18", "tokens granted to who finds no page are lost", "core/planner.py",
+        "            rest = [branch for branch in rest if branch.key not in place and branch.slot is not None]\n",
+        "            rest = []\n",
+    ),
+    Mutation(
+        "I18", "prefills stand still for one that does not come in", "core/planner.py",
+        "if draft.turn is not None and len(draft.others) == served:", "if draft.turn is not None and served < 0:",
+    ),
+    Mutation(
+        "I19", "nobody is protected from preemption", "core/claims.py",
+        "return branch.num_preemptions >= self.config.max_preemptions", "return branch.num_preemptions >= 1 << 20",
+    ),
+    Mutation(
+        "I23", "tokens of plain decodes are not counted", "engine/metrics.py",
+        "produced, listed = len(events.branches), events.others", "produced, listed = 0, events.others",
+    ),
+    Mutation(
+        "I25", "a seed depends on when its request came", "core/scheduler.py",
+        "else default_seed(request_id)", "else default_seed(request_id) + self.steps",
+    ),
+    Mutation(
+        "I13", "the search for a culprit outlives its suspects", "core/scheduler.py",
+        "            self._isolation.clear()\n", "            pass\n",
+    ),
+    Mutation(
+        "I7", "prefixes are found by the hash of their units alone", "core/prefix.py",
+        "            key = tuple(units[matched : matched + size])\n            child = node.children.get(key)\n",
+        "            key = tuple(units[matched : matched + size])\n"
+        "            child = {hash(name): found for name, found in node.children.items()}.get(hash(key))\n"
+        "            if child is not None and matched + len(child.units) <= len(units):\n"
+        "                units = units[:matched] + child.units + units[matched + len(child.units) :]\n",
+    ),
+)  # fmt: skip
+
+
+def check(mutation: Mutation, most_seeds: int = 400) -> Verdict:
+    """Play seeds over a copy of the sources with the defect, until its invariant is broken."""
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder) / "octavo"
+        shutil.copytree(ROOT / "src" / "octavo", copied, ignore=shutil.ignore_patterns("__pycache__", "_native"))
+        path = copied / mutation.file
+        text = path.read_text("utf-8")
+        if text.count(mutation.old) != 1:
+            raise SystemExit(f"{mutation.what}: {mutation.file} has {text.count(mutation.old)} such places, not one")
+        path.write_text(text.replace(mutation.old, mutation.new), "utf-8")
+        return _play(mutation, folder, most_seeds)
+
+
+def _play(mutation: Mutation, folder: str, most_seeds: int) -> Verdict:
+    command = [sys.executable, "-m", "dst", "--lines", "--seeds", str(most_seeds), "--events", str(EVENTS)]
+    paths = os.pathsep.join([folder, str(ROOT / "tests")])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    others: dict[str, int] = {}
+    played = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        for line in process.stdout or ():
+            told = json.loads(line)
+            played += 1
+            if told["code"] == mutation.invariant:
+                process.kill()
+                return Verdict(mutation, told["seed"], played, others)
+            if told["code"]:
+                others[told["code"]] = others.get(told["code"], 0) + 1
+    return Verdict(mutation, None, played, others)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; exit status 1 if an invariant did not see its defect."""
+    parser = argparse.ArgumentParser(prog="dst.mutations", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", help="invariants, such as I14; all unless named")
+    parser.add_argument("--seeds", type=int, default=400)
+    options = parser.parse_args(argv)
+    chosen = [m for m in MUTATIONS if not options.names or m.invariant in options.names]
+    missed = 0
+    for mutation in chosen:
+        verdict = check(mutation, options.seeds)
+        missed += verdict.seed is None
+        seen = f"seed {verdict.seed}" if verdict.seed is not None else f"NOT SEEN in {verdict.seeds_played} seeds"
+        others = ", ".join(f"{code} {count}" for code, count in sorted(verdict.others.items()))
+        print(
+            f"{mutation.invariant:>4}  {mutation.what:<56} {seen:<12} {others and f'before it: {others}'}", flush=True
+        )
+    print(f"mutations: {len(chosen) - missed} of {len(chosen)} seen by the invariant that they break")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
