@@ -109,3 +109,20 @@ def test_the_timeline_is_drawn(recording, tmp_path):
     assert code == 0 and str(page) in out and "perfetto" in out
     assert "llm-3" in page.read_text(encoding="utf-8")
     assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+
+
+def test_what_if_prints_what_changes(recording, tmp_path):
+    code, _, err = octavo("replay", recording, "--pages", "9", "--run-model")
+    assert code == 2 and "give one of the two" in err
+    path = tmp_path / "more.octl"
+    options = {"backend": "reference", "max_seq_len": 96, "max_running_requests": 2, "say": lambda line: None}
+    llm = LLM(TINY, record=str(path), **options)
+    prompts = [[1, 5 + i, 6, 7 + i] for i in range(8)]
+    llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=4))
+    llm.loaded.core.close()
+    code, out, err = octavo("replay", path, "--max-running-requests", "8")
+    assert code == 0, err
+    lines = {line[:28].strip(): line[28:].split() for line in out.splitlines()}
+    assert lines["requests finished"] == ["8", "of", "8"] * 3 and int(lines["steps"][2]) < int(lines["steps"][0])
+    values = json.loads(octavo("replay", path, "--policy", "shortest", "--json")[1])
+    assert list(values) == ["as recorded", "the same, simulated", "policy shortest"]

@@ -116,6 +116,23 @@ def test_every_policy_replays(policy):
     assert {e["finish_reason"] for e in events if e["kind"] == "cancel"} >= {"timeout"}
 
 
+def test_what_was_measured_is_replayed():
+    """The bound on token gaps sizes prefills by what steps took: with other times they come out otherwise."""
+    bench = Bench(make_kv(200), max_token_gap_ms=20, max_prefill_chunk=64)
+    tape, now = Tape(bench.scheduler), 0.0
+    for i in range(90):
+        if i % 6 == 0:
+            bench.submit(make_request(f"r{i}", [i + 1] * (20 + i % 40), max_tokens=30, arrival=now))
+        decision = bench.scheduler.step(64, now)
+        seconds = 0.002 + 0.0004 * decision.num_scheduled_tokens * (1 + i % 3 / 10)
+        bench.scheduler.observe(seconds)
+        now += seconds
+    events = tape.events()
+    assert replay(events).difference is None
+    slower = [{**e, "seconds": 3 * e["seconds"]} if e["kind"] == "observed" else e for e in events]
+    assert "decision: rows was" in str(replay(slower).difference)
+
+
 def bench_tape(**config):
     bench = Bench(make_kv(12), max_batched_tokens=8, **config)
     tape = Tape(bench.scheduler)

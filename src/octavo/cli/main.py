@@ -41,6 +41,7 @@ app.add_typer(bench_app, name="bench")
 Model = Annotated[str, typer.Argument(help=_MODEL, show_default=True)]
 CacheDir = Annotated[str, typer.Option(help="Folder of downloaded models; default: the user's cache.")]
 Recording = Annotated[Path, typer.Argument(help="A file written by --record.", show_default=False)]
+WhatIf = Annotated[int | None, typer.Option(help="What if: another bound.")]
 EpochNumber = Annotated[int | None, typer.Option(help="Which process's run; default: the last one in the file.")]
 ModelOption = Annotated[str, typer.Option("--model", "-m", help=_MODEL)]
 ModelAlias = Annotated[str | None, typer.Option("--model", "-m", help="The same as MODEL.", show_default=False)]
@@ -191,12 +192,34 @@ def replay(
     recording: Recording,
     run_model: Annotated[bool, typer.Option("--run-model", help="Draw the tokens again with the model.")] = False,
     model: Annotated[str, typer.Option("--model", "-m", help="Where the model is now, for --run-model.")] = "",
+    policy: Annotated[str, typer.Option(help="What if: another order of service.")] = "",
+    pages: Annotated[int | None, typer.Option(help="What if: so many pages.")] = None,
+    max_batched_tokens: WhatIf = None,
+    max_running_requests: WhatIf = None,
+    max_prefill_chunk: WhatIf = None,
+    max_token_gap_ms: WhatIf = None,
     epoch: EpochNumber = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a recording again: prove the same steps and tokens, or name the first difference (exit code 1)."""
-    from octavo.cli.recordings import run_replay
+    """Run a recording again: prove the same steps and tokens, or name the first difference (exit code 1).
 
+    With another setting: say what its requests would have met with, in steps that cost what they cost then.
+    """
+    from octavo.cli.recordings import run_replay, run_what_if
+
+    asked = {
+        "policy": policy or None,
+        "max_batched_tokens": max_batched_tokens,
+        "max_running_requests": max_running_requests,
+        "max_prefill_chunk": max_prefill_chunk,
+        "max_token_gap_ms": max_token_gap_ms,
+    }
+    changes = {name: value for name, value in asked.items() if value is not None}
+    if changes or pages is not None:
+        if run_model:
+            raise InvalidInput("run_model", "beside another setting", "the schedule would differ: give one of the two")
+        run_what_if(recording, epoch, pages, changes, as_json)
+        return
     raise typer.Exit(0 if run_replay(recording, epoch, run_model, model, as_json) else 1)
 
 

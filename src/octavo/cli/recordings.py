@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import InvalidInput
 from octavo.core.explain import Explanation, explain
 from octavo.core.history import CAUSES, History, history_of
+from octavo.core.what_if import Outcome, load_of, outcome_of, simulate
 from octavo.engine.recorder import Epoch, read_epochs
 from octavo.engine.replay import ReplayReport, replay_epoch
 from octavo.engine.trace import page, trace_events
 
-__all__ = ["chosen_epoch", "run_explain", "run_replay", "run_timeline", "warn"]
+__all__ = ["chosen_epoch", "run_explain", "run_replay", "run_timeline", "run_what_if", "warn"]
 
 
 def warn(text: str) -> None:
@@ -45,6 +47,51 @@ def run_replay(path: Path, number: int | None, run_model: bool, model: str, as_j
     else:
         print(_report_text(report))
     return report.difference is None
+
+
+def run_what_if(path: Path, number: int | None, pages: int | None, changes: dict[str, Any], as_json: bool) -> None:
+    """Print what the recorded load would have met with other settings. Raises ``InvalidInput``."""
+    epoch = chosen_epoch(path, number)
+    load = load_of(epoch)
+    asked = {**changes, **({} if pages is None else {"pages": pages})}
+    outcomes = {
+        "as recorded": outcome_of(history_of(epoch), epoch),
+        "the same, simulated": simulate(load),
+        ", ".join(f"{name} {value}" for name, value in asked.items()): simulate(load, num_pages=pages, **changes),
+    }
+    if as_json:
+        print(json.dumps({name: {**vars(o), "tokens_per_s": o.tokens_per_s} for name, o in outcomes.items()}, indent=2))
+        return
+    for line in _outcome_lines(outcomes):
+        print(line)
+
+
+def _outcome_lines(outcomes: dict[str, Outcome]) -> list[str]:
+    rows: list[tuple[str, Callable[[Outcome], Any]]] = [
+        ("requests finished", lambda o: f"{o.finished} of {o.requests}"),
+        ("refused, shed, late, failed", lambda o: o.dropped),
+        ("first token, median", lambda o: _ms(o.ttft_median)),
+        ("first token, p99", lambda o: _ms(o.ttft_p99)),
+        ("longest gap, median", lambda o: _ms(o.gap_median)),
+        ("longest gap, p99", lambda o: _ms(o.gap_p99)),
+        ("output tokens/s", lambda o: f"{o.tokens_per_s:.1f}"),
+        ("seconds in all", lambda o: f"{o.seconds:.2f}"),
+        ("steps", lambda o: o.steps),
+        ("preemptions", lambda o: o.preemptions),
+    ]
+    widths = [max(len(name), 12) for name in outcomes]
+    lines = [" " * 28 + "  ".join(f"{name:>{width}s}" for name, width in zip(outcomes, widths, strict=True))]
+    for label, of in rows:
+        cells = [f"{of(o)!s:>{width}s}" for o, width in zip(outcomes.values(), widths, strict=True)]
+        lines.append(f"{label:28s}" + "  ".join(cells))
+    made_up = max(outcome.made_up for outcome in outcomes.values())
+    if made_up:
+        lines.append(f"{made_up} tokens were made up: their requests ended earlier when they were recorded")
+    return lines
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f} ms"
 
 
 def _report_json(report: ReplayReport) -> dict[str, Any]:

@@ -131,6 +131,9 @@ class Replayer:
     def _on_ask_stop(self, event: Mapping[str, Any]) -> None:
         self.scheduler.stop(event["request"], event["choice"], event["tokens"], event["stop_reason"])
 
+    def _on_observed(self, event: Mapping[str, Any]) -> None:
+        self.scheduler.observe(event["seconds"])
+
     def _on_decision(self, event: Mapping[str, Any]) -> None:
         decision = self.scheduler.plan(event["t"], event["budget"])
         self._decisions = deque([decision])
