@@ -206,11 +206,14 @@ class Planner:
         return True
 
     def _queue(self, draft: Draft, tried: Collection[tuple[str, int]]) -> deque[Branch]:
-        """Who may be admitted, in order, without those that this plan has looked at."""
+        """Who may be admitted, in order, without those that this plan has looked at. Age needs no turn."""
         left = [branch for branch in self.roster.waiting if draft.allows(branch) and branch.key not in tried]
         self.policy.prepare(self.roster.scene(draft.now))
         order = service_order(left, self.policy, self.config.bypass_limit)
-        return deque(branch for branch in order if draft.turn is None or self.policy.turn(branch) <= draft.turn)
+        if draft.turn is not None:
+            aged = self.config.bypass_limit
+            order = [b for b in order if self.policy.turn(b) <= draft.turn or b.bypassed >= aged]
+        return deque(order)
 
     def _record_entry(self, branch: Branch, draft: Draft) -> None:
         row = draft.others[-1]  # its first
