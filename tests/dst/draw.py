@@ -35,6 +35,7 @@ def draw(seed: int, events: int = 300) -> Scenario:
         windows=windows,
         config=config,
         switches=switches,
+        overlap=rng.random() < 0.4,
         prefix_cache=rng.random() < 0.9,
         cache_bound=rng.choice((None, None, None, 0, 2, num_pages // 2)),
         snapshot_every=rng.choice((0, 1, 3, 7)),
@@ -68,6 +69,7 @@ def _config(rng: Random, page_size: int, context: int, switches: tuple[str, ...]
         "prefix_wait_steps": rng.choice((0, 2, 64)),
         "bypass_limit": rng.choice((1, 3, 64)),
         "stall_steps": rng.choice((1, 4, 16)),
+        "max_token_gap_ms": rng.choice((0, 0, 0, 3, 12)),
     }
     if "never_batch" in switches:
         config["max_running_requests"] = 1

@@ -108,6 +108,13 @@ class OddPlanner(Planner):
 
     switches: Sequence[str] = ()
 
+    @classmethod
+    def instead_of(cls, planner: Planner) -> OddPlanner:
+        """A planner that knows all that ``planner`` was told."""
+        odd = cls(planner.config, planner.policy, planner.kv, planner.roster)
+        odd.__dict__.update(planner.__dict__)
+        return odd
+
     def fill(self, draft: Draft, budget: int) -> None:
         """As in the product, after what is switched on."""
         if "evict_always" in self.switches:
@@ -125,7 +132,7 @@ class OddScheduler(ContinuousBatchScheduler):
 
     def __init__(self, *args: Any, switches: Sequence[str], **values: Any) -> None:
         super().__init__(*args, **values)
-        self._planner = OddPlanner(self.config, self.policy, self.kv, self._roster)
+        self._planner = OddPlanner.instead_of(self._planner)
         self._planner.switches = self._switches = switches
 
     def submit(self, request: Request) -> None:

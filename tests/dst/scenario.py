@@ -69,6 +69,7 @@ class Scenario:
     windows: tuple[int, ...]
     config: dict[str, Any]
     switches: tuple[str, ...] = ()
+    overlap: bool = False  # the next step is planned while one runs
     prefix_cache: bool = True
     cache_bound: int | None = None
     snapshot_every: int = 0  # steps; 0: never, so that requests begin anew after a kill

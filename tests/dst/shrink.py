@@ -65,8 +65,9 @@ def _greedy(scenario: Scenario, candidates: Callable[[Scenario], Iterator[Scenar
 def _smaller_worlds(scenario: Scenario) -> Iterator[Scenario]:
     for name in scenario.switches:
         yield replace(scenario, switches=tuple(other for other in scenario.switches if other != name))
-    for values in ({"grab_fails": None}, {"snapshot_every": 0}, {"cache_bound": None}, {"cancel_at_end": False}):
-        yield replace(scenario, **values)
+    plain = {"grab_fails": None, "snapshot_every": 0, "cache_bound": None, "cancel_at_end": False, "overlap": False}
+    for name, value in plain.items():
+        yield replace(scenario, **{name: value})
     if len(scenario.windows) > 1:
         yield replace(scenario, windows=(0,))
     for pages in (scenario.num_pages // 2, scenario.num_pages - 1):
