@@ -45,6 +45,7 @@ test: $(VENV)/.installed-dev $(VENV)/.native ## install if needed, then every ch
 	$(MAKE) --no-print-directory native-test codegen && \
 	$(MAKE) --no-print-directory test-models && \
 	$(MAKE) --no-print-directory test-core && \
+	$(MAKE) --no-print-directory dst && \
 	$(MAKE) --no-print-directory test-rest && \
 	echo "everything passed in $$(($$(date +%s) - start)) s"
 

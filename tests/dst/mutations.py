@@ -109,7 +109,7 @@ MUTATIONS = (
         "self._coming.forget(branch.key)", "self._coming.published(branch.key, 0)",
     ),
     Mutation(
-        "I14", "planned page copies are not told", "core/kv_copies.py",
+        "I14", "a planned copy is not made", "core/kv_copies.py",
         "copies = tuple(PageCopy(planned.source, target) for target, planned in self._planned.items())",
         "copies = tuple(PageCopy(planned.source, target) for target, planned in list(self._planned.items())[1:])",
     ),

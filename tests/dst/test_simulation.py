@@ -95,7 +95,7 @@ def _kept(world: Scenario, name: str, tokens: list[int]) -> int:
 
 
 def test_a_failing_run_is_shrunk_to_what_makes_it_fail(monkeypatch):
-    """A defect that only a second request with a hit can show ends as a script of two requests."""
+    """A defect that only a hit can show ends as a script of two requests, or of one that is preempted."""
     from dst.odd import OddKV
 
     begin = OddKV.begin
@@ -110,7 +110,7 @@ def test_a_failing_run_is_shrunk_to_what_makes_it_fail(monkeypatch):
     failing = next(world for world in (draw(seed, 80) for seed in range(50)) if play(world).code == "I14")
     smallest = shrink(failing, "I14", most_tries=600)
     assert play(smallest).code == "I14"
-    assert len(smallest.asks) <= 2 and not smallest.faults and not smallest.switches
+    assert len(smallest.script) <= 2 and len(smallest.switches) <= 1
 
 
 def test_the_dead_do_not_speak():
