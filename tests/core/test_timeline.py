@@ -1,8 +1,10 @@
 """The timeline: in order, bounded, by the table of events, readable as JSON lines."""
 
 import json
+from pathlib import Path
 
 import pytest
+import timeline_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,3 +64,19 @@ def test_the_table_is_sound():
         assert {field.type for field in kind.fields} <= set(TYPES)
         optional = [field.optional for field in kind.fields]
         assert optional == sorted(optional), "optional fields come last, so that more can follow"
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "timeline.md").read_text(encoding="utf-8")
+
+
+def test_the_page_explains_every_event_by_an_example_of_the_real_code():
+    for text in timeline_examples.sections():
+        assert text in PAGE
+    found = timeline_examples.events_by_kind()
+    assert {kind.name for kind in KINDS} - set(found) == set(timeline_examples.RESERVED)
+
+
+def test_the_page_explains_requests_as_the_engine_does():
+    assert timeline_examples.causes() in PAGE
+    for name in "ABC":
+        assert timeline_examples.explanation(name) in PAGE

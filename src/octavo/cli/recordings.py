@@ -16,7 +16,7 @@ from octavo.engine.recorder import Epoch, read_epochs
 from octavo.engine.replay import ReplayReport, replay_epoch
 from octavo.engine.trace import page, trace_events
 
-__all__ = ["chosen_epoch", "run_explain", "run_replay", "run_timeline", "run_what_if", "warn"]
+__all__ = ["chosen_epoch", "explanation_text", "run_explain", "run_replay", "run_timeline", "run_what_if", "warn"]
 
 
 def warn(text: str) -> None:
@@ -119,7 +119,7 @@ def run_explain(path: Path, number: int | None, request: str, as_json: bool) -> 
         values = [_explanation_json(one) for one in explained]
         print(json.dumps(values[0] if request else values, indent=2))
     elif request:
-        print(_explanation_text(explained[0]))
+        print(explanation_text(explained[0]))
     else:
         _print_table(explained, history)
 
@@ -141,7 +141,8 @@ def _explanation_json(one: Explanation) -> dict[str, Any]:
     }
 
 
-def _explanation_text(one: Explanation) -> str:
+def explanation_text(one: Explanation) -> str:
+    """A request's causes, a line each, and their sum."""
     life = one.life
     end = life.reason + (f" ({life.error})" if life.error else "") if life.end is not None else "still running"
     first = "" if life.first_token is None else f", first token after {life.first_token - life.arrival:.3f} s"

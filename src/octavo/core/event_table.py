@@ -90,7 +90,7 @@ KINDS = (
         "step:count error:text rows:json?",
     ),
     _kind(
-        7, "measured", _INPUT, "the clock's readings of a step, in microseconds; `t` is its beginning",
+        7, "measured", _INPUT, "the clock's readings of a step, in microseconds; `t` is its end",
         "step:count plan:count prepare:count model:count commit:count",
     ),
     _kind(
@@ -117,7 +117,10 @@ KINDS = (
         23, "preempt", _DECISION, "a running choice lost slot and pages, to request `by` if to anybody",
         "request:name choice:count reason:text by:name?",
     ),
-    _kind(24, "copy", _DECISION, "pages that the step copies first: source, target, ...", "step:count pages:ids"),
+    _kind(
+        24, "copy", _DECISION, "pages that the step copies first: a source, its target, and so on",
+        "step:count pages:ids",
+    ),
     _kind(
         25, "decision", _DECISION, "a step was planned: plain `decodes`, then other `rows`; free pages with it",
         "step:count decodes:branches rows:rows waiting:count running:count free:count budget:count?",
