@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from builders import make_kv
 
 from octavo.core.batch import RowResult, ScheduleDecision, StepResult
-from octavo.core.events import EventKind
+from octavo.core.events import EventKind, TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
@@ -39,6 +39,9 @@ def memory_bound(weights: float, row: float, context: float, attention: float) -
         return (max(weights, row * rows) + context * work.context + attention * work.attention) / 1000.0
 
     return cost
+
+
+MODEL_COST = linear(8, 0.4, 0.0004, 0.35, 0.00005, 1.0)
 
 
 def quiet(dice: random.Random) -> float:
@@ -91,11 +94,13 @@ class CostRun:
             if not self.scheduler.has_work:
                 self.clock = max(self.clock, self._left[0].at)
             while self._left and self._left[0].at <= self.clock:
-                self._submit(self._left.pop(0))
+                arrival = self._left.pop(0)
+                self.submit(f"r{len(self._left)}", arrival.prompt, arrival.output)
             self.step()
         return self
 
-    def step(self) -> None:
+    def step(self) -> Sequence[TokenEvent]:
+        """One step; its events."""
         decision = self.scheduler.plan(self.clock)
         work = work_of(decision.rows)
         seconds = self.cost(work) * max(self.noise(self._dice), 0.1)
@@ -106,11 +111,11 @@ class CostRun:
         for event in events:
             if event.kind is EventKind.TOKEN:
                 self._saw(event.request_id)
+        return events
 
-    def _submit(self, arrival: Arrival) -> None:
-        name = f"r{len(self.first_tokens)}-{self.scheduler.steps}-{len(self._left)}"
-        params = SamplingParams(max_tokens=arrival.output, seed=1)
-        self.scheduler.submit(Request(name, [1 + (len(self._left) + i) % 90 for i in range(arrival.prompt)], params))
+    def submit(self, name: str, prompt: int, output: int) -> None:
+        """A request of so many tokens."""
+        self.scheduler.submit(Request(name, [1] * prompt, SamplingParams(max_tokens=output, seed=1)))
 
     def _saw(self, name: str) -> None:
         self.tokens += 1

@@ -57,6 +57,8 @@ class FakeEngine:
     hold_after: int | None = None  # nor past this many tokens
     problem: str | None = None
     asked: list[tuple[tuple[int, ...], SamplingParams, str]] = field(default_factory=list)
+    tenants: list[str] = field(default_factory=list)
+    prefill_tokens_per_s: float = 0.0
     live: int = 0
     cancelled: int = 0
 
@@ -67,6 +69,8 @@ class FakeEngine:
         return {
             "num_running": self.live,
             "num_waiting": 0,
+            "max_running": 4,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
             "pages_total": 8,
             "pages_free": 6,
             "pages_cached": 1,
@@ -85,6 +89,7 @@ class FakeEngine:
     ) -> AsyncGenerator[FakeDelta, None]:
         prompt = tuple(prompt_token_ids)
         self.asked.append((prompt, params, request_id))
+        self.tenants.append(tenant)
         self.live += 1
         done = False
         try:

@@ -1,13 +1,22 @@
-"""What is refused at the door: requests that could never be served as asked."""
+"""What is refused at the door: requests that could never be served as asked (`check_request`), and those for which
+there is no room now (`Door`), with the time after which there may be."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+from dataclasses import dataclass
 
 from octavo.core.config import SchedulerConfig
 from octavo.core.errors import InvalidInput
+from octavo.core.forecast import Ahead, FirstTokenForecast, Forecast
 from octavo.core.kv import KVCacheManager
+from octavo.core.params import SamplingParams
 from octavo.core.request import Request, RequestState
+
+LONGEST_RETRY = 600  # seconds
+_TOKEN_BYTES = 100  # of host memory for a token known or drawn: the number, its text, its event
+_ENTRY_BYTES = 150  # for one logprob of one token
 
 
 def check_request(request: Request, config: SchedulerConfig, kv: KVCacheManager, vocab_size: int | None) -> int:
@@ -85,3 +94,156 @@ def check_choice(request: Request, vocab_size: int | None) -> None:
 def default_seed(request_id: str) -> int:
     """A seed for a request without one: 64 bits that depend on its id alone, so that a run can be repeated."""
     return int.from_bytes(hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).digest()[:8], "little")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may be inside at once; 0: no limit. Waiting is from arrival to first token."""
+
+    sequences: int = 0  # that run or wait
+    waiting: int = 0  # sequences
+    queued_tokens: int = 0  # prompt tokens that wait, counted for each choice
+    tenant_waiting: int = 0  # sequences of one tenant
+    tenant_tokens: int = 0
+    held_bytes: int = 0  # of host memory, for what requests inside may come to hold
+    first_token_s: float = 0.0  # a request that is foretold to wait longer is refused
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a request takes: its choices apart, its prompts in every one of them."""
+
+    tenant: str
+    sequences: int
+    tokens: int = 0
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is turned away now, and the whole seconds after which it may come again."""
+
+    code: str
+    message: str
+    retry_after: int
+
+
+def held_bytes(prompt_tokens: int, params: SamplingParams, room: int) -> int:
+    """Host memory that a request may come to hold: tokens and logprobs of all its choices, at most.
+
+    ``room`` is what the context leaves for output.
+    """
+    output = room if params.max_tokens is None else min(params.max_tokens, room)
+    entries = 0
+    if params.logprobs is not None or params.logprob_token_ids:
+        entries += output * (1 + (params.logprobs or 0) + len(params.logprob_token_ids))
+    if params.prompt_logprobs is not None:
+        entries += prompt_tokens * (1 + params.prompt_logprobs)
+    return params.n * (_TOKEN_BYTES * (prompt_tokens + output) + _ENTRY_BYTES * entries)
+
+
+@dataclass
+class Guest:
+    """A request inside."""
+
+    ask: Ask
+    arrived: float
+    forecast: Forecast | None = None
+    first_token: float | None = None
+
+
+class Door:
+    """Counts who is inside, lets in what fits, and tells the rest when to come again. Time comes in as an argument."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.forecasts = FirstTokenForecast()
+        self.sequences = self.waiting = self.queued_tokens = self.held_bytes = 0
+        self.tenants: dict[str, list[int]] = {}  # waiting sequences and tokens of each that has any
+
+    def enter(self, ask: Ask, slots: int, tokens_per_s: float, now: float) -> Guest | Refusal:
+        """Let a request in, or say why not. ``slots`` and ``tokens_per_s`` as in `Ahead`."""
+        forecast = self._forecast(ask, slots, tokens_per_s)
+        refusal = self._too_many(ask) or self._too_late(forecast)
+        if refusal is not None:
+            return refusal
+        self.sequences += ask.sequences
+        self.held_bytes += ask.held_bytes
+        self._wait(ask, 1)
+        return Guest(ask, now, forecast)
+
+    def refusal(self, ask: Ask, slots: int, tokens_per_s: float) -> Refusal | None:
+        """What `enter` would say of a request, if it would say no."""
+        return self._too_many(ask) or self._too_late(self._forecast(ask, slots, tokens_per_s))
+
+    def _forecast(self, ask: Ask, slots: int, tokens_per_s: float) -> Forecast:
+        ahead = Ahead(self.waiting, self.queued_tokens, self.sequences - self.waiting, slots, tokens_per_s)
+        return self.forecasts.forecast(ahead, ask.sequences, ask.tokens)
+
+    def first_token(self, guest: Guest, now: float) -> float | None:
+        """A request has its first token: it waits no more. Its wait, the first time."""
+        if guest.first_token is not None:
+            return None
+        guest.first_token = now
+        self._wait(guest.ask, -1)
+        if guest.forecast is not None:
+            self.forecasts.learn(guest.forecast, now - guest.arrived)
+        return now - guest.arrived
+
+    def leave(self, guest: Guest, now: float) -> None:
+        """A request has ended, well or not."""
+        if guest.first_token is None:
+            self._wait(guest.ask, -1)
+        else:
+            self.forecasts.departed(now - guest.first_token)
+        self.sequences -= guest.ask.sequences
+        self.held_bytes -= guest.ask.held_bytes
+
+    def _wait(self, ask: Ask, sign: int) -> None:
+        self.waiting += sign * ask.sequences
+        self.queued_tokens += sign * ask.tokens
+        held = self.tenants.setdefault(ask.tenant, [0, 0])
+        held[0] += sign * ask.sequences
+        held[1] += sign * ask.tokens
+        if held[0] == 0:
+            del self.tenants[ask.tenant]
+
+    def _too_many(self, ask: Ask) -> Refusal | None:
+        """The first limit that a request would exceed. One that is larger than a limit by itself may run alone."""
+        limits, (sequences, tokens) = self.limits, self.tenants.get(ask.tenant, (0, 0))
+        checks = (
+            ("queue_full", "sequences run or wait", self.sequences, ask.sequences, limits.sequences),
+            ("queue_full", "sequences wait", self.waiting, ask.sequences, limits.waiting),
+            ("queue_full", "prompt tokens wait", self.queued_tokens, ask.tokens, limits.queued_tokens),
+            ("tenant_queue_full", "of your sequences wait", sequences, ask.sequences, limits.tenant_waiting),
+            ("tenant_queue_full", "of your prompt tokens wait", tokens, ask.tokens, limits.tenant_tokens),
+            ("memory_full", "bytes are held for requests", self.held_bytes, ask.held_bytes, limits.held_bytes),
+        )
+        for code, what, inside, asked, limit in checks:
+            if limit and inside and inside + asked > limit:
+                seconds = self._until_room(inside + asked - limit, inside)
+                message = f"The server is full: {inside} {what}, and {limit} may; try again in {seconds} s."
+                return Refusal(code, message, seconds)
+        return None
+
+    def _until_room(self, excess: int, inside: int) -> int:
+        """Seconds until so much less is inside, if all of it goes at the rate at which sequences do."""
+        rate = self.forecasts.departure_rate(self.sequences - self.waiting)
+        count = excess / inside * max(self.sequences, 1)
+        return _whole(count / rate if rate > 0.0 else 1.0)
+
+    def _too_late(self, forecast: Forecast) -> Refusal | None:
+        """Nobody is refused by a forecast while nobody is inside: else a wrong one would never be corrected."""
+        most = self.limits.first_token_s
+        if not most or not self.sequences or forecast.seconds <= most:
+            return None
+        seconds = _whole(forecast.seconds - most)
+        message = (
+            f"The server is busy: the first token would come in {forecast.seconds:.1f} s, and {most:g} s is the most; "
+            f"try again in {seconds} s."
+        )
+        return Refusal("first_token_late", message, seconds)
+
+
+def _whole(seconds: float) -> int:
+    return max(1, min(LONGEST_RETRY, math.ceil(seconds)))

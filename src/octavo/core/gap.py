@@ -116,6 +116,11 @@ class GapControl:
             self.steps_hopeless += 1
         return Allowance(model, self.bound - self.margin - cost)
 
+    def affordable(self, decodes: int, context: int, start: int) -> int:
+        """Tokens from position ``start`` on that a step with these decodes has room for; at least 1."""
+        cost = self.model.predict(StepWork(decodes, context))
+        return Allowance(self.model, self.bound - self.margin - cost).fit(start, 10**9)
+
     def close(self, work: StepWork, allowance: Allowance) -> None:
         """Note the price of a step that was planned under an allowance."""
         if allowance.granted >= allowance.wanted:

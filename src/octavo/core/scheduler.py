@@ -20,12 +20,13 @@ from octavo.core.draft import Draft
 from octavo.core.errors import InvalidInput, RowError
 from octavo.core.events import TokenEvent
 from octavo.core.facts import facts_of
+from octavo.core.forecast import SURE, prefill_rate, prefill_seconds
 from octavo.core.gap import GapControl
 from octavo.core.kv import KVCacheManager
 from octavo.core.params import MAX_COUNT, check_int
 from octavo.core.planner import Planner
 from octavo.core.policies import make_policy
-from octavo.core.request import FinishReason, Request, RequestState
+from octavo.core.request import Branch, FinishReason, Request, RequestState
 from octavo.core.roster import Roster
 from octavo.core.rows import UNKNOWN
 from octavo.core.step import Committer, Isolation, fail_request
@@ -74,9 +75,11 @@ class ContinuousBatchScheduler:
         self.step_model = StepModel()
         bound = self.config.max_token_gap_ms / 1000.0
         self.gap = GapControl(bound, self.step_model) if bound else None  # the bound on token gaps, if there is one
-        self._last_work: StepWork | None = None  # of the last step that was committed, until its time is known
+        self.last_work = StepWork()  # of the last step that was committed
+        self._unmeasured: StepWork | None = None  # the same until its time is known
         self._planner = Planner(self.config, self.policy, kv, self._roster)
         self._planner.gap = self.gap
+        self._planner.least_seconds = self.least_seconds
         self._committer = Committer(kv, self._roster, vocab_size)
         self._isolation = Isolation()
         self._in_flight: Draft | None = None
@@ -131,13 +134,31 @@ class ContinuousBatchScheduler:
 
         This is an input, and recorded as one (`observed`): the step model learns from it.
         """
-        work, self._last_work = self._last_work, None
+        work, self._unmeasured = self._unmeasured, None
         if work is None:
             return
         self.timeline.record("observed", self.timeline.now, seconds=seconds)
         if self.gap is not None:
             self.gap.observe(work, seconds)
         self.step_model.observe(work, seconds)
+
+    def least_seconds(self, branch: Branch) -> float:
+        """Seconds until a waiting branch with a deadline could have its first token, alone; 0 while that is unknown."""
+        if branch.request.deadline is None or not self.step_model.is_fitted:
+            return 0.0
+        cached = 0
+        if branch.use_prefix and not branch.wants_prompt_logprobs:
+            cached = min(self.kv.match_length(branch.request.namespace, branch.token_ids), branch.num_tokens - 1)
+        chunk = self.config.max_prefill_chunk
+        return SURE * prefill_seconds(self.step_model, branch.num_tokens - cached, cached, chunk)
+
+    def prefill_rate(self) -> float:
+        """Prompt tokens a second, as steps are foretold beside what decodes now; 0 while that is not known."""
+        config, beside = self.config, self.last_work
+        tokens = config.max_batched_tokens - beside.decodes
+        if self.gap is not None and beside.decodes:
+            tokens = min(tokens, self.gap.affordable(beside.decodes, beside.context, config.max_prefill_chunk))
+        return prefill_rate(self.step_model, beside, tokens, config.max_prefill_chunk)
 
     @property
     def has_work(self) -> bool:
@@ -320,9 +341,9 @@ class ContinuousBatchScheduler:
         self._committer.apply(draft, result, now)
         self._isolation.clear_group()
         self._end_search()
-        self._last_work = work_of(draft.rows)
+        self.last_work = self._unmeasured = work_of(draft.rows)
         if self.gap is not None and draft.allowance is not None:
-            self.gap.close(self._last_work, draft.allowance)
+            self.gap.close(self.last_work, draft.allowance)
         self._in_flight, self._ahead_draft, self._ahead = self._ahead_draft, None, None
 
     def _drop_ahead(self) -> None:

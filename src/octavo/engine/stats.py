@@ -17,6 +17,8 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
     last = metrics.steps[-1] if metrics.steps else None
     return {
         "num_running": scheduler.num_running,
+        "max_running": scheduler.config.max_running_requests,
+        "prefill_tokens_per_s": scheduler.prefill_rate(),
         "num_waiting": scheduler.num_waiting,
         "pages_total": pages.total,
         "pages_free": pages.free,

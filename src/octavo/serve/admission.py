@@ -1,58 +1,93 @@
-"""How many requests may be inside at once. One too many is refused early, with a time to come back."""
+"""Who may be inside at once. What is too much is refused early, with a time to come back (`octavo.core.admission`)."""
 
 from __future__ import annotations
 
-import math
+import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from octavo.serve.errors import ApiError
+from octavo.core.admission import Ask, Door, Guest, Limits, Refusal, held_bytes
+from octavo.core.params import SamplingParams
+from octavo.serve.errors import ApiError, refused
+from octavo.serve.port import EnginePort
+from octavo.serve.prompts import Prompt
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "Visit", "ask_of", "tenant_of"]
 
-_WEIGHT = 0.2  # of the newest gap between two departures in their moving average
+
+def tenant_of(authorization: str) -> str:
+    """A name for whoever sends this header: the same for each API key, and never the key."""
+    if not authorization:
+        return ""
+    return "key-" + hashlib.blake2b(authorization.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+
+
+def ask_of(tenant: str, prompts: Sequence[Prompt], params: SamplingParams, engine: EnginePort) -> Ask:
+    """What a request takes: choices, long prompts and logprobs at their price."""
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    held = sum(held_bytes(length, params, max(0, engine.max_seq_len - length)) for length in lengths)
+    return Ask(tenant, params.n * len(lengths), params.n * sum(lengths), held)
+
+
+class Visit:
+    """A request inside: what is told of its first token."""
+
+    def __init__(self, door: Door, guest: Guest, saw: Callable[[float, float], None]) -> None:
+        self._door, self._guest, self._saw = door, guest, saw
+
+    @property
+    def forecast(self) -> float:
+        """Seconds to the first token, as foretold on arrival; 0 if that was not known."""
+        return 0.0 if self._guest.forecast is None else self._guest.forecast.seconds
+
+    def first_token(self) -> None:
+        """The first token leaves. Idempotent."""
+        waited = self._door.first_token(self._guest, time.monotonic())
+        if waited is not None and self.forecast:
+            self._saw(self.forecast, waited)
 
 
 class Admission:
-    """Counts sequences inside. Used from the event loop only."""
+    """Lets requests in or refuses them. Used from the event loop only.
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.inside = 0
+    ``saw`` gets each forecast with the time that it really was.
+    """
+
+    def __init__(self, limits: Limits, engine: EnginePort, saw: Callable[[float, float], None]) -> None:
+        self.door = Door(limits)
+        self._engine, self._saw = engine, saw
         self._ids: set[str] = set()
-        self._gap: float | None = None  # seconds between departures, averaged
-        self._left: float | None = None
 
     @contextmanager
-    def enter(self, request_id: str, sequences: int) -> Iterator[None]:
-        """Hold places for `sequences` while the block runs. Raises ``ApiError`` 409 or 429."""
+    def named(self, request_id: str) -> Iterator[None]:
+        """Keep an id for one request while the block runs. Raises ``ApiError`` 409."""
         if request_id in self._ids:
             message = "request_id: a request with this id is still running; wait for it, or send another id."
             raise ApiError(409, message, param="request_id", code="duplicate_request_id")
-        # a request larger than the whole limit may run alone
-        if self.inside and self.inside + sequences > self.limit:
-            raise self._refusal(sequences)
         self._ids.add(request_id)
-        self.inside += sequences
         try:
             yield
         finally:
-            self.inside -= sequences
             self._ids.discard(request_id)
-            self._depart()
 
-    def _depart(self) -> None:
-        now = time.monotonic()
-        if self._left is not None:
-            gap = now - self._left
-            self._gap = gap if self._gap is None else (1 - _WEIGHT) * self._gap + _WEIGHT * gap
-        self._left = now
+    def check(self, ask: Ask) -> None:
+        """Refuse, before any work is done, what would not get in. Raises ``ApiError`` 429."""
+        refusal = self.door.refusal(ask, *self._capacity())
+        if refusal is not None:
+            raise refused(refusal)
 
-    def _refusal(self, sequences: int) -> ApiError:
-        excess = self.inside + sequences - self.limit
-        seconds = max(1, min(60, math.ceil(excess * (self._gap or 1.0))))
-        message = (
-            f"The server is full: {self.inside} sequences run or wait, and {self.limit} may; try again in {seconds} s."
-        )
-        return ApiError(429, message, code="queue_full", headers={"Retry-After": str(seconds)})
+    @contextmanager
+    def enter(self, ask: Ask) -> Iterator[Visit]:
+        """Be inside while the block runs. Raises ``ApiError`` 429."""
+        guest = self.door.enter(ask, *self._capacity(), time.monotonic())
+        if isinstance(guest, Refusal):
+            raise refused(guest)
+        try:
+            yield Visit(self.door, guest, self._saw)
+        finally:
+            self.door.leave(guest, time.monotonic())
+
+    def _capacity(self) -> tuple[int, float]:
+        stats = self._engine.stats()
+        return int(stats.get("max_running", 0)), stats.get("prefill_tokens_per_s", 0.0)

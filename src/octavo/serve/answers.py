@@ -34,6 +34,7 @@ class Reply:
     answer_id: str
     request_id: str
     warnings: Warnings
+    first_token_s: float = 0.0  # as foretold; 0: unknown
     created: int = field(default_factory=lambda: int(time.time()))
 
     def signature(self, kind: str) -> dict[str, Any]:
@@ -43,6 +44,8 @@ class Reply:
     def headers(self) -> dict[str, str]:
         """The request's id, and the names of what was not honoured."""
         headers = {"X-Request-Id": self.request_id}
+        if self.first_token_s:
+            headers["X-Octavo-First-Token-Forecast"] = f"{self.first_token_s:.4f}"
         if self.warnings:
             headers["X-Octavo-Warnings"] = ", ".join(warning["param"] or "more" for warning in self.warnings)
         return headers

@@ -24,8 +24,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo import __version__
+from octavo.core.admission import Ask
 from octavo.core.params import SamplingParams
-from octavo.serve.admission import Admission
+from octavo.serve.admission import Admission, Visit, ask_of, tenant_of
 from octavo.serve.answers import Reply
 from octavo.serve.body import read_json
 from octavo.serve.chat import chat_events, chat_whole
@@ -76,7 +77,7 @@ class Server:
         self.config = config
         self.model = config.served_model_name or engine.model_name
         self.metrics = Metrics(engine, self.model)
-        self.admission = Admission(config.max_pending)
+        self.admission = Admission(config.limits(), engine, self.metrics.saw_first_token)
         self.started = int(time.time())
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
 
@@ -110,6 +111,8 @@ class Server:
                 reply = await handler(request)
             except ApiError as error:
                 reply = error.response()
+                if error.status == 429:
+                    self.metrics.refused(error.code or "")
             except ClientDisconnect:
                 reply = Response(status_code=499)
             except Exception:
@@ -167,18 +170,21 @@ class Server:
         if order.body.priority and "priority" not in self.policy.split(","):
             order.warnings.append({"param": "priority", "message": _NO_PRIORITY})
         request_id = _request_id(http, order.body)
+        tenant = tenant_of(http.headers.get("authorization", ""))
         with ExitStack() as places:
-            places.enter_context(self.admission.enter(request_id, sequences))
+            places.enter_context(self.admission.named(request_id))
+            self.admission.check(Ask(tenant, sequences))  # before work is done for it
             prompts = await self.in_thread(encode, order.body, self.engine, self.config)
             fit_context(prompts, params, self.engine, order.param)
-            reply = self._reply(order, request_id, prompts)
+            visit = places.enter_context(self.admission.enter(ask_of(tenant, prompts, params, self.engine)))
+            reply = self._reply(order, request_id, prompts, tenant, visit)
             if order.body.stream:
                 stream = events(self.engine, reply, self.metrics)
                 return EventStream(stream, reply.headers(), self.config.stall_timeout, places.pop_all().close)
             choices = await until_disconnect(http, collect(self.engine, reply.job, self.metrics))
             return await self.in_thread(lambda: _json(whole(self.engine, reply, choices), reply.headers()))
 
-    def _reply(self, order: _Order, request_id: str, prompts: Sequence[Prompt]) -> Reply:
+    def _reply(self, order: _Order, request_id: str, prompts: Sequence[Prompt], tenant: str, visit: Visit) -> Reply:
         job = Job(
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
             prompts=prompts,
@@ -186,8 +192,11 @@ class Server:
             timeout=self.config.request_timeout,
             priority=order.body.priority or 0,
             cache_salt=order.body.cache_salt or "",
+            tenant=tenant,
+            saw_first_token=visit.first_token,
         )
-        return Reply(order.body, job, self.model, f"{order.prefix}-{request_id}", request_id, order.warnings)
+        answer_id = f"{order.prefix}-{request_id}"
+        return Reply(order.body, job, self.model, answer_id, request_id, order.warnings, first_token_s=visit.forecast)
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.core.admission import Limits
 from octavo.core.errors import InvalidInput
+from octavo.engine.memory import parse_size
 
 __all__ = ["ServeConfig"]
 
@@ -34,6 +36,12 @@ class ServeConfig:
     max_logit_bias: int = _flag(1024, "Most entries of logit_bias.")
     max_prompt_chars: int = _flag(2_000_000, "Longest prompt before tokenizing, in characters.")
     max_pending: int = _flag(512, "Sequences that may run or wait at once; more are refused with 429.")
+    max_waiting: int = _flag(0, "Sequences that may wait for their first token; 0: as many as --max-pending allows.")
+    max_queued_tokens: int = _flag(1 << 20, "Prompt tokens, of each choice, that may wait at once; 0: any number.")
+    max_tenant_waiting: int = _flag(0, "Sequences of one API key that may wait at once; 0: any number.")
+    max_tenant_tokens: int = _flag(0, "Prompt tokens of one API key that may wait at once; 0: any number.")
+    max_first_token_s: float = _flag(0.0, "Refuse what would wait longer for its first token, in seconds; 0: never.")
+    max_request_memory: str = _flag("512MiB", "Memory that tokens and logprobs of requests inside may come to take.")
     body_timeout: float = _flag(30.0, "Seconds that a client may take to send its body.")
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave an answer unread before it is cut.")
@@ -56,6 +64,24 @@ class ServeConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidInput(name, getattr(self, name), "give a number of at least 1")
+        for name in ("max_waiting", "max_queued_tokens", "max_tenant_waiting", "max_tenant_tokens"):
+            if getattr(self, name) < 0:
+                raise InvalidInput(name, getattr(self, name), "give a number of at least 0")
+        if not 0 <= self.max_first_token_s < float("inf"):
+            raise InvalidInput("max_first_token_s", self.max_first_token_s, "give a finite number of seconds, or 0")
+        parse_size(self.max_request_memory, "max_request_memory")
         for name in ("body_timeout", "request_timeout", "stall_timeout", "shutdown_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")
+
+    def limits(self) -> Limits:
+        """What may be inside at once."""
+        return Limits(
+            sequences=self.max_pending,
+            waiting=self.max_waiting,
+            queued_tokens=self.max_queued_tokens,
+            tenant_waiting=self.max_tenant_waiting,
+            tenant_tokens=self.max_tenant_tokens,
+            held_bytes=parse_size(self.max_request_memory, "max_request_memory"),
+            first_token_s=self.max_first_token_s,
+        )

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from octavo.core.admission import Refusal
 from octavo.core.errors import InvalidInput, shorten
 
-__all__ = ["ApiError", "from_invalid_input", "from_validation", "invalid", "safe_name"]
+__all__ = ["ApiError", "from_invalid_input", "from_validation", "invalid", "refused", "safe_name"]
 
 _KINDS = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
 _JSON_WORDS = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
@@ -54,6 +55,12 @@ class ApiError(Exception):
 def invalid(param: str, message: str, *, code: str | None = None) -> ApiError:
     """A 400 that blames `param`."""
     return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def refused(refusal: Refusal) -> ApiError:
+    """A 429 that says when to come again."""
+    headers = {"Retry-After": str(refusal.retry_after)}
+    return ApiError(429, refusal.message, code=refusal.code, headers=headers)
 
 
 def safe_name(name: str) -> str:

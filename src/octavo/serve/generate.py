@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
@@ -32,6 +32,8 @@ class Job:
     timeout: float
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    saw_first_token: Callable[[], None] = lambda: None
     cached_tokens: dict[int, int] = field(default_factory=dict)  # prompt -> tokens from the prefix cache
     output_tokens: dict[int, int] = field(default_factory=dict)  # index -> tokens so far
 
@@ -97,6 +99,8 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
                 open_prompts -= 1
                 continue
             index = prompt * job.params.n + item.choice
+            if item.token_ids and not job.output_tokens:
+                job.saw_first_token()
             _count(job, prompt, index, item)
             yield index, item
     finally:
@@ -135,6 +139,7 @@ def _open(engine: EnginePort, job: Job, prompt: int) -> AsyncGenerator[Delta, No
         job.params,
         request_id=job.request_id + suffix,
         priority=job.priority,
+        tenant=job.tenant,
         cache_salt=job.cache_salt,
     )
     return cast("AsyncGenerator[Delta, None]", deltas)

@@ -43,6 +43,10 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 # statistic of the engine -> (metric, what it is)
 _GAUGES = {
     "num_running": ("vllm:num_requests_running", "Sequences in the batch."),
+    "prefill_tokens_per_s": (
+        "octavo:prefill_tokens_per_second",
+        "Prompt tokens a second, as foretold.",
+    ),
     "num_waiting": ("vllm:num_requests_waiting", "Sequences that wait for a place in the batch."),
     "pages_total": ("octavo:pages_total", "Pages of the KV pool."),
     "pages_free": ("octavo:pages_free", "Pages that nothing owns."),
@@ -138,6 +142,17 @@ class Metrics:
         self.request_output = self._histogram(
             "vllm:request_generation_tokens", "Tokens generated for a request.", _TOKENS
         )
+        self._refused = Counter(
+            "octavo:requests_refused",
+            "Requests answered with 429, by why.",
+            ["model_name", "code"],
+            registry=self.registry,
+        )
+        self.forecast_error = self._histogram(
+            "octavo:first_token_forecast_error",
+            "How far a forecast of the first token was off, as a share of the real time.",
+            (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0),
+        )
         self.params_n = self._histogram("vllm:request_params_n", "The n of a request.", (1, 2, 5, 10, 20, 64))
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -152,6 +167,14 @@ class Metrics:
         self.prompt_tokens.inc(num_prompt_tokens)
         self.params_n.observe(params.n)
         return RequestClock(self, params.n)
+
+    def refused(self, code: str) -> None:
+        """A request was turned away."""
+        self._refused.labels(self._model, code).inc()
+
+    def saw_first_token(self, forecast: float, seconds: float) -> None:
+        """A first token came after so long, and was foretold."""
+        self.forecast_error.observe(abs(forecast - seconds) / max(seconds, 1e-9))
 
     def ended(self, reason: str) -> None:
         """One choice ended."""
