@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from dst.faults import KINDS
 from dst.scenario import SWITCHES, VOCAB, Ask, Fault, Scenario
 from octavo.core.kv import KVCacheManager, KVGroup
 from octavo.core.policies import POLICIES
@@ -155,7 +156,7 @@ def _faults(rng: Random, asks: list[Ask]) -> list[Fault]:
                 "clock": (rng.choice((-3600, 3600)), 0),
                 "shrink": (rng.randint(1, 12), rng.randrange(1_000, 200_000)),
                 "grab": (rng.choice((1, 1, 3)), 0),
-                "step": (rng.randrange(64), rng.randrange(4)),
+                "step": (rng.randrange(64), rng.randrange(len(KINDS))),
                 "poison": (rng.randrange(len(asks)), 0),
                 "flush": (0, 0),
             }[kind]

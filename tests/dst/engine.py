@@ -15,6 +15,7 @@ from dst.ledger import Ledger, token_limit
 from dst.model import SimModel
 from dst.odd import OddKV, OddScheduler, PoisonedPages
 from dst.scenario import VOCAB, Ask, Fault, keyed
+from dst.shares import Shares
 from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.errors import InvalidInput
 from octavo.core.kv import KVGroup
@@ -118,7 +119,10 @@ class EngineProcess:
         self.core = EngineCore(self.scheduler, self.execute, metrics, clock=simulator.seconds)
         if scenario.overlap:
             self.core._thread = InlineThread(self)
-        self.fairness = Fairness(self.scheduler)
+        self.fairness = Fairness(self.scheduler, scenario.pages_can_fail)
+        self.shares: Shares | None = None
+        if scenario.keeps_shares:
+            self.shares = Shares(self.scheduler, max(len(ask.prompt) for ask in scenario.asks))
         self.capacity = self.kv.capacity_tokens(config.max_prefill_chunk)
         self.dead = False
         self.turning = self.scheduled = False
@@ -281,6 +285,8 @@ class EngineProcess:
         with _escaping(self.faults):
             result = self.model(decision)
             self.fairness.executed()
+            if self.shares is not None:
+                self.shares.stepped(decision)
         return result
 
     def _after(self, events: Any, now: float) -> None:

@@ -13,9 +13,11 @@ MOST_IDLE_TURNS = 4
 class Fairness:
     """Watches the steps of one scheduler."""
 
-    def __init__(self, scheduler: ContinuousBatchScheduler) -> None:
+    def __init__(self, scheduler: ContinuousBatchScheduler, pages_can_fail: bool) -> None:
         self.scheduler = scheduler
         self.config = scheduler.config
+        # one more to run without shared pages, where they are what a failed grab leaves without
+        self.most_preemptions = max(1, self.config.max_preemptions) + pages_can_fail
         self.passed: dict[tuple[str, int], int] = {}  # later arrivals that were admitted while it waited
         self.stalled: dict[tuple[str, int], int] = {}  # steps without a token while it ran
         self.idle_turns = 0
@@ -62,7 +64,6 @@ class Fairness:
         self.idle_turns = 0 if progress or not roster.requests else self.idle_turns + 1
         if self.idle_turns > MOST_IDLE_TURNS:
             raise Broken("I18", f"{self.idle_turns} turns without a token, and {len(roster.requests)} requests wait")
-        most = max(1, self.config.max_preemptions)
         for branch in roster.waiting:
-            if branch.num_preemptions > most:
+            if branch.num_preemptions > self.most_preemptions:
                 raise Broken("I19", f"{branch.key} was preempted {branch.num_preemptions} times")

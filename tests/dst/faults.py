@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from octavo.core.batch import ScheduledRow
 from octavo.core.errors import RowError
 
-KINDS = ("row error", "error", "messages", "memory error")
+KINDS = ("row error", "error", "messages", "memory error", "early error")
 Outcome = Exception | dict[int, str] | None
 
 
@@ -26,6 +26,15 @@ class Faults:
         self.calls += 1
         self.raised = self._draw(rows)
         return self.raised
+
+    def before(self, rows: Sequence[ScheduledRow]) -> None:
+        """Raise what this step fails with before it does anything, if it does."""
+        if self.next and self.next[0][0] == "early error":
+            del self.next[0]
+            self.calls += 1
+            self._blame_alone(rows)
+            self.raised = RuntimeError("no device")
+            raise self.raised
 
     def _draw(self, rows: Sequence[ScheduledRow]) -> Outcome:
         if any(row.request_id in self.poisoned for row in rows):

@@ -19,7 +19,7 @@ class SimModel(NullModel):
         self, kv: OddKV, faults: Faults, namespace_of: Callable[[str], str], salt: Callable[[str], int]
     ) -> None:
         super().__init__(kv, VOCAB)
-        self.odd = kv
+        self.odd, self.faults = kv, faults
         self.namespace_of = namespace_of
         self.salt_of = lambda request_id: salt(namespace_of(request_id))
         self.fault = lambda decision: faults(decision.rows)
@@ -28,6 +28,7 @@ class SimModel(NullModel):
 
     def __call__(self, decision: ScheduleDecision) -> StepResult:
         """Execute one step; nothing of it is kept."""
+        self.faults.before(decision.rows)
         result = super().__call__(decision)
         self.decisions.clear()
         if "short_keys" in self.odd.switches:

@@ -118,10 +118,6 @@ MUTATIONS = (
         "        branch.pending = told + branch.pending\n", "        branch.pending = branch.pending\n",
     ),
     Mutation(
-        "I14", "a branch served already may lose its pages", "core/planner.py",
-        "draft.without_rows(self.roster.running) if", "self.roster.running if",
-    ),
-    Mutation(
         "I15", "namespaces share their pages", "core/prefix.py",
         "root = self._roots.get(namespace)\n        if root is None:\n            return PrefixMatch",
         "root = next(iter(self._roots.values()), None)\n        if root is None:\n            return PrefixMatch",
@@ -129,11 +125,6 @@ MUTATIONS = (
     Mutation(
         "I17", "who was passed does not go first", "core/policies/__init__.py",
         "aged = branch.bypassed >= bypass_limit", "aged = branch.bypassed < 0",
-    ),
-    Mutation(
-        "I17", "who starves is not served first", "core/planner.py",
-        "stalled = sorted((branch for branch in ranked if branch.last_step <= oldest), key=lambda b: b.last_step)",
-        "stalled, oldest = [], -1",
     ),
     Mutation(
         "I18", "tokens granted to who finds no page are lost", "core/planner.py",
@@ -151,6 +142,10 @@ MUTATIONS = (
     Mutation(
         "I23", "tokens of plain decodes are not counted", "engine/metrics.py",
         "produced, listed = len(events.branches), events.others", "produced, listed = 0, events.others",
+    ),
+    Mutation(
+        "VTC", "who had most is served first", "core/policies/fair.py",
+        "return (self._counters[tenant], self._slots[tenant])", "return (-self._counters[tenant], self._slots[tenant])",
     ),
     Mutation(
         "I25", "a seed depends on when its request came", "core/scheduler.py",

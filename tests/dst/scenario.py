@@ -92,6 +92,12 @@ class Scenario:
         """True if a request may honestly end for lack of pages."""
         return self.grab_fails is not None or any(fault.kind in ("shrink", "grab") for fault in self.faults)
 
+    @property
+    def keeps_shares(self) -> bool:
+        """True if the bound between tenants must hold: fair decides, and nothing but the policy takes pages away."""
+        fair = self.config.get("policy", "").split(",")[0] == "fair"
+        return fair and not self.pages_can_fail and "preempt_every_3" not in self.switches and bool(self.asks)
+
     def to_json(self) -> str:
         """One line, the inverse of `from_json`; fields that have their default are left out."""
         values = {**_brief(self), "script": [_brief(item) for item in self.script]}
