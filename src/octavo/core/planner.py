@@ -196,9 +196,9 @@ class Planner:
                 queue = self._queue(draft, tried)
 
     def _shed(self, branch: Branch, now: float) -> bool:
-        """End a request that cannot be done by its deadline before it costs anything."""
+        """End a request that cannot be done by its deadline before it costs anything: no choice of it runs."""
         deadline, takes = branch.request.deadline, self.least_seconds(branch)
-        if deadline is None or now + takes <= deadline:
+        if deadline is None or now + takes <= deadline or any(b.slot is not None for b in branch.request.branches):
             return False
         error = f"it takes {takes:.3f} s at least and its deadline is in {deadline - now:.3f} s"
         self.roster.timeline.record("shed", now, request=branch.key[0], reason=error, deadline=deadline)
