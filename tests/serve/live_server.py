@@ -52,9 +52,9 @@ def wait_idle(url: str, seconds: float = 30.0) -> bool:
 
 
 @contextmanager
-def live_server(*flags: str) -> Iterator[LiveServer]:
+def live_server(*flags: str, audit: bool = True) -> Iterator[LiveServer]:
     """Start on a free port, wait until it serves, and stop it with SIGTERM, which must end it cleanly."""
-    command = [sys.executable, "-m", "octavo", "serve", "--port", "0", "--audit", *flags]
+    command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *["--audit"] * audit, *flags]
     # one thread for matrix products: clients and other tests share the cores
     environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
