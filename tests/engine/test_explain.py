@@ -72,3 +72,16 @@ def test_a_reader_who_takes_his_time_is_a_cause():
         assert sum(life.sums.values()) == pytest.approx(life.wall)
 
     asyncio.run(body())
+
+
+def test_who_is_turned_away_at_the_door_is_in_the_timeline():
+    async def body():
+        core = make(time.monotonic)
+        async with AsyncEngine(LoadedEngine(None, tiny_parts("llama"), None, core, 96, 96)) as engine:
+            engine.note_refusal("late", "the server is full", 429, 2.0)
+            async for _ in engine.generate([1, 5], SamplingParams(temperature=0.0, max_tokens=1)):
+                pass
+        [refused] = history_of(core.scheduler.timeline).refused
+        assert (refused["request"], refused["status"], refused["retry_after"]) == ("late", 429, 2.0)
+
+    asyncio.run(body())

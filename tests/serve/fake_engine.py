@@ -59,8 +59,12 @@ class FakeEngine:
     asked: list[tuple[tuple[int, ...], SamplingParams, str]] = field(default_factory=list)
     tenants: list[str] = field(default_factory=list)
     prefill_tokens_per_s: float = 0.0
+    refusals: list[tuple[str, str, int, float]] = field(default_factory=list)
     live: int = 0
     cancelled: int = 0
+
+    def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
+        self.refusals.append((request_id, reason, status, retry_after))
 
     def health_problem(self) -> str | None:
         return self.problem

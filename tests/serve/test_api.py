@@ -302,11 +302,13 @@ def test_request_ids_come_back_and_live_ones_are_not_shared() -> None:
 
 
 def test_one_request_too_many_is_told_when_to_come_back() -> None:
-    app = make_app(max_pending=2)
+    engine = FakeEngine()
+    app = make_app(engine, max_pending=2)
     answers = send_all(app, [("POST", COMPLETIONS, {"json": {"prompt": "a"}})] * 5)
     assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1 and check_error(refused, 429)["code"] == "queue_full"
+    assert [(status, after >= 1) for _, _, status, after in engine.refusals] == [(429, True)] * 3
     assert send(app, "POST", COMPLETIONS, json={"prompt": "a"}).status_code == 200
 
 

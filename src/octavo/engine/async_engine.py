@@ -170,6 +170,11 @@ class AsyncEngine:
         stats |= self.loaded.core.metrics.gaps.summary()
         return {**stats, "last_step_age": self.clock() - ended if ended else 0.0}
 
+    def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
+        """A request was turned away before it got here: an event of the timeline. Callable from any thread."""
+        told = {"request": request_id, "reason": reason, "status": status, "retry_after": retry_after}
+        self._post(partial(self.loaded.core.scheduler.timeline.record, "refuse", self.clock(), **told))
+
     def health_problem(self) -> str | None:
         """None while the engine makes progress; otherwise what is wrong."""
         if self._failure is not None:

@@ -113,6 +113,10 @@ class Server:
                 reply = error.response()
                 if error.status == 429:
                     self.metrics.refused(error.code or "")
+                    retry_after = float(error.headers.get("Retry-After", "0"))
+                    name = request.headers.get("x-request-id", "")
+                    known = name if _REQUEST_ID.fullmatch(name) else ""
+                    self.engine.note_refusal(known, error.message, error.status, retry_after)
             except ClientDisconnect:
                 reply = Response(status_code=499)
             except Exception:

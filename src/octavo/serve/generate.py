@@ -97,12 +97,14 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
                 raise _as_api_error(item) from item
             if item is None:
                 open_prompts -= 1
+                queue.task_done()
                 continue
             index = prompt * job.params.n + item.choice
             if item.token_ids and not job.output_tokens:
                 job.saw_first_token()
             _count(job, prompt, index, item)
             yield index, item
+            queue.task_done()  # whoever reads has come back for more
     finally:
         timer.cancel()
         for task in tasks:
@@ -119,17 +121,23 @@ async def _pump(
 ) -> None:
     """Move one prompt's deltas into the queue; None marks its end."""
     clock = metrics.start(len(job.prompts[prompt].token_ids), job.params)
+    over = False
     try:
         async with aclosing(_open(engine, job, prompt)) as deltas:
             async for delta in deltas:
                 clock.observe(delta)
                 queue.put_nowait((prompt, _checked(delta)))
+                if getattr(delta, "last", False):
+                    clock.end()
+                    over = True
+                    await queue.join()  # the engine is asked for more, and told so, when the client has taken it all
         queue.put_nowait((prompt, None))
     except Exception as error:
         clock.failed()
         queue.put_nowait((prompt, error))
     finally:
-        clock.end()
+        if not over:
+            clock.end()
 
 
 def _open(engine: EnginePort, job: Job, prompt: int) -> AsyncGenerator[Delta, None]:

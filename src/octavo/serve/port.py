@@ -98,5 +98,8 @@ class EnginePort(Protocol):
     def stats(self) -> Mapping[str, float]:
         """Gauges and counters; cheap, callable from any thread."""
 
+    def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
+        """A request was turned away at the door (429): for the timeline. Callable from any thread."""
+
     def health_problem(self) -> str | None:
         """None while the engine makes progress; otherwise what is wrong."""
