@@ -134,6 +134,15 @@ def test_nothing_is_planned_ahead_of_somebody_who_waits():
     assert not scheduler.plan_ahead()
 
 
+def test_nothing_is_planned_ahead_of_a_deadline_that_has_passed():
+    """Found by simulation: only `plan` ends what is late, and there was none while steps were planned ahead."""
+    bench = Bench().submit(make_request("a", max_tokens=9), make_request("b", max_tokens=9, deadline=5.0))
+    scheduler = bench.scheduler
+    scheduler.commit(bench.model(scheduler.plan(0.0)), 0.0)
+    scheduler.plan(1.0)
+    assert not scheduler.plan_ahead(5.0) and scheduler.plan_ahead(4.0)
+
+
 def test_without_pages_for_it_no_step_is_planned_ahead():
     ahead = {}
     for pages in (5, 20):

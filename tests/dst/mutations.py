@@ -101,8 +101,8 @@ MUTATIONS = (
     ),
     Mutation(
         "I12", "deadlines end nothing", "core/roster.py",
-        "while self._deadlines and self._deadlines[0][0] <= now:",
-        "while self._deadlines and self._deadlines[0][0] <= now - 1e6:",
+        "return bool(self._deadlines) and self._deadlines[0][0] <= now",
+        "return bool(self._deadlines) and self._deadlines[0][0] <= now - 1e6",
     ),
     Mutation(
         "I13", "what a branch was to compute is kept", "core/kv_published.py",

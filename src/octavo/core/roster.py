@@ -157,9 +157,13 @@ class Roster:
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self.requests]
             heapify(self._deadlines)
 
+    def is_somebody_late(self, now: float) -> bool:
+        """True if `expire` would have something to look at."""
+        return bool(self._deadlines) and self._deadlines[0][0] <= now
+
     def expire(self, now: float) -> None:
         """Cancel, with reason ``timeout``, what is past its deadline."""
-        while self._deadlines and self._deadlines[0][0] <= now:
+        while self.is_somebody_late(now):
             deadline, arrival, request_id = heappop(self._deadlines)
             request = self.requests.get(request_id)
             if request is not None and request.branches[0].arrival_index == arrival:

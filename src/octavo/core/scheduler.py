@@ -219,6 +219,8 @@ class ContinuousBatchScheduler:
         flying = self._in_flight
         if flying is None or self._ahead is not None or self._inbox or self._isolation.is_active:
             return False
+        if self._roster.is_somebody_late(now):
+            return False  # `plan` ends it
         draft = Draft(self.steps + 1, now, self._isolation.next_group())
         if not self._planner.steady.fill_ahead(draft, flying):
             return False
