@@ -34,7 +34,9 @@ class Shares:
         roster = self.scheduler._roster
         known = {branch.key: branch for branch in roster.running}
         for row in decision.rows:
-            self._pay(known[row.request_id, row.choice], row.flags.sample)
+            branch = known.get((row.request_id, row.choice))
+            if branch is not None:  # else it ended while the step was planned ahead
+                self._pay(branch, row.flags.sample)
         waiting = {b.request.tenant for b in roster.waiting if b.waiting_reason is not WaitingReason.PREFIX}
         if self.scheduler._isolation.is_active:
             waiting = set()  # only suspects may run
