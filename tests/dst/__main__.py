@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from dst.coverage import EDGES
 from dst.draw import draw
-from dst.run import Outcome, play, play_seed
+from dst.run import Outcome, kept_runs, play, play_seed
 from dst.scenario import Scenario
 from dst.shrink import shrink
 
@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--stride", type=int, default=1, help="play every so many seeds")
     parser.add_argument("--lines", action="store_true", help="one JSON line for each seed, for the parent process")
+    parser.add_argument("--kept", action="store_true", help="with --lines: the kept runs first, as seeds -1, -2, ...")
     parser.add_argument("--shrink", action="store_true", help="print the smallest script that still fails")
     parser.add_argument("--edges", action="store_true", help="print how often each edge was taken")
     parser.add_argument("--scenario", help="play this one")
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _play_one(Scenario.from_json(options.scenario), options.shrink)
     seeds = range(options.first, options.first + options.seeds, options.stride)
     if options.lines:
+        for number, scenario in enumerate(kept_runs() if options.kept else (), 1):
+            print(_line(-number, play(scenario)), flush=True)
         for seed in seeds:
             print(_line(seed, play_seed(seed, options.events)), flush=True)
         return 0

@@ -33,11 +33,11 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first seed that broke the invariant (None: none did), and what was broken on the way."""
+    """The first seed that broke the invariant (None: none did; -n: kept run n), and what was broken on the way."""
 
     mutation: Mutation
     seed: int | None
-    seeds_played: int
+    runs: int
     others: dict[str, int]
 
 
@@ -167,7 +167,7 @@ MUTATIONS = (
 
 
 def check(mutation: Mutation, most_seeds: int = 400) -> Verdict:
-    """Play seeds over a copy of the sources with the defect, until its invariant is broken."""
+    """Play the kept runs and seeds over a copy of the sources with the defect, until its invariant is broken."""
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder) / "octavo"
         shutil.copytree(ROOT / "src" / "octavo", copied, ignore=shutil.ignore_patterns("__pycache__", "_native"))
@@ -180,7 +180,7 @@ def check(mutation: Mutation, most_seeds: int = 400) -> Verdict:
 
 
 def _play(mutation: Mutation, folder: str, most_seeds: int) -> Verdict:
-    command = [sys.executable, "-m", "dst", "--lines", "--seeds", str(most_seeds), "--events", str(EVENTS)]
+    command = [sys.executable, "-m", "dst", "--lines", "--kept", "--seeds", str(most_seeds), "--events", str(EVENTS)]
     paths = os.pathsep.join([folder, str(ROOT / "tests")])
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     others: dict[str, int] = {}
@@ -197,6 +197,12 @@ def _play(mutation: Mutation, folder: str, most_seeds: int) -> Verdict:
     return Verdict(mutation, None, played, others)
 
 
+def _seen(verdict: Verdict) -> str:
+    if verdict.seed is None:
+        return f"NOT SEEN in {verdict.runs} runs"
+    return f"seed {verdict.seed}" if verdict.seed > 0 else f"kept run {-verdict.seed}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; exit status 1 if an invariant did not see its defect."""
     parser = argparse.ArgumentParser(prog="dst.mutations", description=(__doc__ or "").split("\n")[0])
@@ -208,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for mutation in chosen:
         verdict = check(mutation, options.seeds)
         missed += verdict.seed is None
-        seen = f"seed {verdict.seed}" if verdict.seed is not None else f"NOT SEEN in {verdict.seeds_played} seeds"
+        seen = _seen(verdict)
         others = ", ".join(f"{code} {count}" for code, count in sorted(verdict.others.items()))
         print(
             f"{mutation.invariant:>4}  {mutation.what:<56} {seen:<12} {others and f'before it: {others}'}", flush=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from traceback import extract_tb
 
 from dst.coverage import counted_edges
@@ -41,6 +42,19 @@ def play(scenario: Scenario) -> Outcome:
 def play_seed(seed: int, events: int = 300) -> Outcome:
     """Play what a seed draws."""
     return play(draw(seed, events))
+
+
+def kept_runs() -> list[Scenario]:
+    """The runs of kept_seeds.txt, in order."""
+    lines = (Path(__file__).parent / "kept_seeds.txt").read_text("utf-8").splitlines()
+    return [_kept_run(line) for line in lines if line and not line.startswith("#")]
+
+
+def _kept_run(line: str) -> Scenario:
+    if line.startswith("{"):
+        return Scenario.from_json(line)
+    _, events, seed = line.split()
+    return draw(int(seed), int(events))
 
 
 def code_of(error: Exception) -> str:

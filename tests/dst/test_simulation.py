@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from dst.coverage import EDGES
 from dst.draw import draw
-from dst.run import play, play_seed
+from dst.run import kept_runs, play, play_seed
 from dst.scenario import SWITCHES, Fault, Scenario
 from dst.shrink import shrink
 from dst.simulator import Simulator
 from dst.sweep import FOR_EVER, fail_grab, fail_step, scenario, sweep
 
-KEPT = [
-    line
-    for line in (Path(__file__).parent / "kept_seeds.txt").read_text("utf-8").splitlines()
-    if line and not line.startswith("#")
-]
 UNREACHED = {"admitted->cancelled", "admitted->failed"}  # nothing happens between admission and the first chunk
 NOT_YET = {edge for edge in (f"{state}->{target}" for state, target in EDGES) if "swapped" in edge}
 
 
-@pytest.mark.parametrize("line", KEPT, ids=range(len(KEPT)))
-def test_kept_runs_pass(line):
-    outcome = play(Scenario.from_json(line)) if line.startswith("{") else play_seed(*map(int, line.split()[:0:-1]))
+@pytest.mark.parametrize("world", kept_runs(), ids=lambda world: f"seed {world.seed}")
+def test_kept_runs_pass(world):
+    outcome = play(world)
     assert outcome.code is None, outcome.message
 
 
