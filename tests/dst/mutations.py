@@ -114,10 +114,6 @@ MUTATIONS = (
         "copies = tuple(PageCopy(planned.source, target) for target, planned in list(self._planned.items())[1:])",
     ),
     Mutation(
-        "I14", "a rolled back page table is not told again", "core/kv_branches.py",
-        "        branch.pending = told + branch.pending\n", "        branch.pending = branch.pending\n",
-    ),
-    Mutation(
         "I15", "namespaces share their pages", "core/prefix.py",
         "root = self._roots.get(namespace)\n        if root is None:\n            return PrefixMatch",
         "root = next(iter(self._roots.values()), None)\n        if root is None:\n            return PrefixMatch",
