@@ -1,6 +1,6 @@
 """Whether planning the next step while one runs pays here: tokens a second with and without, in turns.
 
-    python benchmarks/overlap.py [--rounds 5] [--format w8g64]
+python benchmarks/overlap.py [--rounds 5] [--format w8g64]
 """
 
 from __future__ import annotations
