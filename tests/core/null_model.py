@@ -21,7 +21,7 @@ from octavo.core.batch import (
     StepRows,
     TokenLogprobs,
 )
-from octavo.core.errors import RowError
+from octavo.core.errors import CorruptPages, RowError
 from octavo.core.kv import KVCacheManager
 
 MASK = 2**64 - 1
@@ -124,7 +124,9 @@ class NullModel:
         self.windows = [group.window for group in kv.groups]
         self.vocab_size = vocab_size
         self.pages: dict[int, list[int | None]] = {}  # page -> by offset: the hash of the prefix that ends there
+        self.host: dict[int, list[int | None]] = {}  # the same, of host pages
         self.slots: dict[int, Slot] = {}
+        self.corrupt: Callable[[ScheduleDecision], Sequence[int]] = lambda decision: ()  # bad host pages that it reads
         self.fault: Callable[[ScheduleDecision], Exception | dict[int, str] | None] | None = None
         self.salt_of: Callable[[str], int] = lambda request_id: 0
         self.decisions: list[ScheduleDecision] = []
@@ -134,6 +136,7 @@ class NullModel:
     def __call__(self, decision: ScheduleDecision) -> StepResult:
         """Execute one step."""
         self.decisions.append(decision)
+        self._swap_pages(decision)
         self._copy_pages(decision)
         for slot in decision.freed_slots:
             self.slots.pop(slot, None)
@@ -155,6 +158,23 @@ class NullModel:
             decodes = len(decision.rows.slots)
             results = DrawnRows([row.token_ids[0] for row in results[:decodes]], results[decodes:])
         return StepResult(decision.step, results)
+
+    def _swap_pages(self, decision: ScheduleDecision) -> None:
+        """Swap-outs, then swap-ins; both are checked, and bad pages found, before anything else is written."""
+        for copy in decision.swap_outs:
+            self.host[copy.target] = list(self.pages.get(copy.source, self._blank()))
+        bad = self.corrupt(decision)
+        if bad:
+            raise CorruptPages(bad, f"host pages {list(bad)} are not what was written")
+        for copy in decision.swap_ins:
+            if copy.source not in self.host:
+                raise WrongDecision(f"host page {copy.source} was never written", "I5")
+            self.pages[copy.target] = list(self.host[copy.source])
+        if len({copy.target for copy in decision.swap_outs}) != len(decision.swap_outs):
+            raise WrongDecision("two swap-outs into one host page", "I5")
+        moved = [copy.target for copy in (*decision.swap_ins, *decision.copies)]
+        if len(set(moved)) != len(moved):
+            raise WrongDecision("two moves into one page", "I5")
 
     def _copy_pages(self, decision: ScheduleDecision) -> None:
         if not decision.copies:

@@ -106,10 +106,11 @@ def expected_output(plan: Plan, choice: int, max_seq_len: int) -> list[int]:
 class Run:
     """Drives one world and checks every event against what may be said."""
 
-    def __init__(self, world: World, plans: list[Plan]) -> None:
+    def __init__(self, world: World, plans: list[Plan], **pool: int) -> None:
         self.world = world
         self.plans = {f"r{i}": plan for i, plan in enumerate(plans)}
-        kv = make_kv(world.num_pages, world.page_size, world.windows, enable_prefix_cache=world.prefix_cache)
+        cache = {"enable_prefix_cache": world.prefix_cache, **pool}
+        kv = make_kv(world.num_pages, world.page_size, world.windows, **cache)
         self.bench = Bench(kv, **world.config)
         self.scheduler, self.model = self.bench.scheduler, self.bench.model
         self.refused: set[str] = set()

@@ -20,7 +20,7 @@ from octavo.core.timeline import plain
 from octavo.engine.core import EngineCore
 from octavo.engine.metrics import Metrics
 
-RESERVED = ("step_model", "chosen", "swap_out", "swap_in", "charge")  # nobody records them yet
+RESERVED = ("step_model", "chosen", "charge")  # nobody records them yet
 Event = dict[str, Any]
 
 
@@ -38,8 +38,8 @@ class Clock:
 class Example:
     """An engine over the null model, and every event of it."""
 
-    def __init__(self, num_pages: int = 64, **config: Any) -> None:
-        self.clock, self.bench = Clock(), Bench(make_kv(num_pages), **config)
+    def __init__(self, num_pages: int = 64, host_pages: int = 0, **config: Any) -> None:
+        self.clock, self.bench = Clock(), Bench(make_kv(num_pages, host_pages=host_pages), **config)
         scheduler = self.bench.scheduler
         metrics = Metrics(max_batched_tokens=512, page_size=4, page_bytes=1)
         self.core = EngineCore(scheduler, self._execute, metrics, clock=self.clock)
@@ -123,10 +123,17 @@ def shared() -> Example:
     return example.submit("J", [1, 2, 3, 4, 5, 6, 9], max_tokens=2).run().submit("K", [1, 2, 3, 4, 5, 60]).run()
 
 
+def swapped() -> Example:
+    """A prefix that the cache has to give up, and that comes back from the host tier."""
+    example = Example(num_pages=4, host_pages=8).submit("L", range(1, 11), max_tokens=1).run()
+    example.submit("M", range(21, 34), max_tokens=1).run()
+    return example.submit("N", [*range(1, 11), 40], max_tokens=1).run()
+
+
 def events_by_kind() -> dict[str, Event]:
     """The first event of each kind in these runs; of decisions, the first with both kinds of row."""
     found: dict[str, Event] = {}
-    for example in (crowded(), disturbed(), hopeless(), overlapped(), shared()):
+    for example in (crowded(), disturbed(), hopeless(), overlapped(), shared(), swapped()):
         for event in example.events:
             found.setdefault(event["kind"], event)
             if event["kind"] == "decision" and event["decodes"] and event["rows"] and not found["decision"]["decodes"]:

@@ -43,6 +43,7 @@ def draw(seed: int, events: int = 300) -> Scenario:
         grab_fails=rng.choice((None, None, None, None, (rng.randrange(1, 60), rng.choice((1, 1, 2, 5))))),
         cancel_at_end=rng.random() < 0.3,
         script=tuple(sorted([*asks, *faults], key=lambda item: item.time)),
+        host_pages=rng.choice((0, 1, 3, 8, 60)),  # drawn last: what came before is as it was
     )
 
 

@@ -104,6 +104,7 @@ class EngineProcess:
             store=PoisonedPages(),
             enable_prefix_cache=scenario.prefix_cache,
             prefix_cache_max_pages=scenario.cache_bound,
+            host_pages=scenario.host_pages if scenario.prefix_cache else 0,
             switches=scenario.switches,
             grab_fails=scenario.grab_fails if epoch == 1 else None,
         )

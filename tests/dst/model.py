@@ -40,6 +40,12 @@ class SimModel(NullModel):
         self.pages.pop(page, None)
         self.odd.page_namespace.pop(page, None)
 
+    def _swap_pages(self, decision: ScheduleDecision) -> None:
+        super()._swap_pages(decision)
+        spaces = self.odd.page_namespace  # host page h is -1 - h there
+        spaces.update((-1 - move.target, spaces.get(move.source, "?")) for move in decision.swap_outs)
+        spaces.update((move.target, spaces.get(-1 - move.source, "?")) for move in decision.swap_ins)
+
     def _copy_pages(self, decision: ScheduleDecision) -> None:
         super()._copy_pages(decision)
         for copy in decision.copies:

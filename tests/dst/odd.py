@@ -11,6 +11,7 @@ from dst.invariants import Broken
 from octavo.core.draft import Draft
 from octavo.core.errors import OutOfPages
 from octavo.core.kv import KVCacheManager, PrefixHit
+from octavo.core.kv_restore import Restores
 from octavo.core.pages import Owner
 from octavo.core.planner import Planner
 from octavo.core.request import Request
@@ -63,11 +64,13 @@ class OddKV(KVCacheManager):
         *,
         use_prefix: bool = True,
         may_wait: bool = True,
+        restores: Restores | None = None,
     ) -> PrefixHit:
         """As in the product; every second lookup finds nothing, if that is switched on."""
         self.lookups += 1
         use_prefix = use_prefix and not ("ignore_hits" in self.switches and self.lookups % 2)
-        hit = super().begin(branch_key, namespace, units, now, undo, use_prefix=use_prefix, may_wait=may_wait)
+        asked = {"use_prefix": use_prefix, "may_wait": may_wait, "restores": restores}
+        hit = super().begin(branch_key, namespace, units, now, undo, **asked)
         if hit.num_tokens and self.model is not None:
             self._check_hit(branch_key, namespace, units, hit)
         return hit
@@ -85,6 +88,11 @@ class OddKV(KVCacheManager):
             self.prefix.flush()
         return super()._take(num_pages, owner)
 
+    def _source(self, page: int) -> int:
+        """Where the bytes of a page lie until the step runs: a page of the pool, or (below 0) of the host tier."""
+        host = None if self.swaps is None else self.swaps._ins.get(page)
+        return page if host is None else self.swaps._outs.get(host, -1 - host)
+
     def _check_hit(self, key: tuple[str, int], namespace: str, units: Sequence[int], hit: PrefixHit) -> None:
         """Whole pages hold the units that they stand for, written in the same namespace."""
         size, branch = self.page_size, self._branches[key]
@@ -93,10 +101,11 @@ class OddKV(KVCacheManager):
         for group, table in enumerate(branch.tables):
             _, first = self.groups[group].needed_columns(hit.num_tokens + 1, size)
             for column in range(first, len(table)):
-                page = copied.get(table[column], table[column])
+                page = self._source(copied.get(table[column], table[column]))
                 end = min(column * size + size, hit.num_tokens + hit.no_write)
                 wanted = hashes[column * size : end]
-                held = self.model.pages.get(page, [])[: len(wanted)]
+                held = (self.model.pages if page >= 0 else self.model.host).get(page if page >= 0 else -1 - page, [])
+                held = held[: len(wanted)]
                 if self.page_namespace.get(page) != namespace:
                     raise Broken("I15", f"{key} hits page {page} of namespace {self.page_namespace.get(page)!r}")
                 if held != wanted:

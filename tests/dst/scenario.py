@@ -74,6 +74,7 @@ class Scenario:
     cache_bound: int | None = None
     snapshot_every: int = 0  # steps; 0: never, so that requests begin anew after a kill
     grab_fails: tuple[int, int] | None = None  # the first page grab that fails, and how many do
+    host_pages: int = 0  # of the host tier, where there is a prefix cache
     cancel_at_end: bool = False  # what still lives after `events` is cancelled
     script: tuple[Ask | Fault, ...] = field(default=())
 

@@ -115,7 +115,7 @@ class StepRows(LazyRows[ScheduledRow]):
 
 @dataclass(frozen=True)
 class PageCopy:
-    """Copy all bytes of page ``source`` to page ``target`` before the step's writes."""
+    """Copy all bytes of page ``source`` to page ``target`` before the step's writes. In a swap one is a host page."""
 
     source: int
     target: int
@@ -133,7 +133,7 @@ class Preemption:
 
 @dataclass(frozen=True)
 class ScheduleDecision:
-    """One step: page copies, swap-ins, writes, attention, swap-outs, in that order."""
+    """One step: swap-outs, swap-ins, page copies, writes, attention, in that order."""
 
     model: str
     step: int

@@ -37,6 +37,7 @@ class Draft:
     others: list[ScheduledRow] = field(default_factory=list)
     rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
     copies: list[PageCopy] = field(default_factory=list)
+    swap_ins: tuple[PageCopy, ...] = ()
     preemptions: list[Preemption] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)  # planned ahead: each row's index in the step in flight
     turn: Key | None = None  # prefills whose turn comes later get nothing in this step

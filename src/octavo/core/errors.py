@@ -5,6 +5,7 @@ OctavoError
 ├── OutOfPages                         the page pool cannot serve a reservation right now
 ├── UseAfterRelease (also a KeyError)  a KV handle or page was used after it was released
 ├── InvariantBroken                    an audit failed: a bug in Octavo
+├── CorruptPages                       pages of the host tier are not what was written there
 └── RowError                           a forward pass failed for the named rows only
 """
 
@@ -13,7 +14,10 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Sequence
 
-__all__ = ["InvalidInput", "InvariantBroken", "OctavoError", "OutOfPages", "RowError", "UseAfterRelease", "shorten"]
+__all__ = [
+    "CorruptPages", "InvalidInput", "InvariantBroken", "OctavoError", "OutOfPages", "RowError", "UseAfterRelease",
+    "shorten",
+]  # fmt: skip
 
 _MAX_SHOWN = 120
 _MAX_SHOWN_BITS = 256
@@ -64,6 +68,14 @@ class UseAfterRelease(OctavoError, KeyError):
 
 class InvariantBroken(OctavoError):
     """An audit found a state that must not exist: a bug in Octavo."""
+
+
+class CorruptPages(OctavoError):
+    """Pages of the host tier do not hold what was written there. The step fails before anything reads them."""
+
+    def __init__(self, pages: Sequence[int], message: str) -> None:
+        self.pages = tuple(pages)  # of the host tier
+        super().__init__(message)
 
 
 class RowError(OctavoError):

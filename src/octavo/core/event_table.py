@@ -86,8 +86,8 @@ KINDS = (
         "step:count tokens:tokens drawn:count errors:json?",
     ),
     _kind(
-        6, "rollback", _INPUT, "a step failed and was taken back; `rows` if the error names its rows",
-        "step:count error:text rows:json?",
+        6, "rollback", _INPUT, "a step failed and was taken back; `rows` or `corrupt` host pages that its error names",
+        "step:count error:text rows:json? corrupt:json?",
     ),
     _kind(
         7, "measured", _INPUT, "the clock's readings of a step, in microseconds; `t` is its end",
@@ -114,8 +114,8 @@ KINDS = (
         "request:name choice:count slot:count cached:count times:count",
     ),
     _kind(
-        23, "preempt", _DECISION, "a running choice lost slot and pages, to request `by` if to anybody",
-        "request:name choice:count reason:text by:name?",
+        23, "preempt", _DECISION, "a running choice lost slot and pages, to `by` if to anybody; `how`: swap, or none",
+        "request:name choice:count reason:text by:name? how:name?",
     ),
     _kind(
         24, "copy", _DECISION, "pages that the step copies first: a source, its target, and so on",
@@ -141,8 +141,14 @@ KINDS = (
         29, "shed", _DECISION, "a request was dropped before it cost anything, with the reason",
         "request:name reason:text deadline:seconds?",
     ),
-    _kind(30, "swap_out", _DECISION, "pages moved to another tier", "request:name choice:count pages:count tier:name"),
-    _kind(31, "swap_in", _DECISION, "pages came back from a tier", "request:name choice:count pages:count tier:name"),
+    _kind(
+        30, "swap_out", _DECISION, "evicted pages move to a tier: a page, its place there, and so on",
+        "step:count pages:ids tier:name",
+    ),
+    _kind(
+        31, "swap_in", _DECISION, "a choice that enters gets pages, and so many tokens, back from a tier",
+        "request:name choice:count pages:count tokens:count tier:name",
+    ),
     _kind(
         32, "charge", _DECISION, "a policy put a cost on a tenant's account, which now stands at `total`",
         "tenant:name cost:seconds total:seconds",

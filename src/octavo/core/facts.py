@@ -59,6 +59,7 @@ def scheduler_facts(scheduler: ContinuousBatchScheduler) -> dict[str, Any]:
             "groups": [asdict(group) for group in kv.groups],
             "enable_prefix_cache": kv.enable_prefix_cache,
             "prefix_cache_max_pages": kv.prefix_cache_max_pages,
+            "host_pages": 0 if kv.host is None else kv.host.num_pages,
         },
         "vocab_size": scheduler.vocab_size,
         "model": scheduler.model,

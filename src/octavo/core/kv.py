@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from octavo.core.errors import InvalidInput
+from octavo.core.host_tier import HostTier
 from octavo.core.kv_audit import audit_kv
 from octavo.core.kv_branches import BranchTables
 from octavo.core.kv_groups import KVGroup, make_kv_groups
 from octavo.core.kv_store import KVHandle, KVStore, ListKVStore
+from octavo.core.kv_swaps import SwapPlan
 from octavo.core.kv_table import BranchKey, KVUsage, PrefixHit
 from octavo.core.kv_tokens import TokenHandles
 from octavo.core.pages import PageCounts, PageInfo, Ticket
@@ -35,7 +37,8 @@ class KVCacheManager(BranchTables):
 
     `groups` must have equal page bytes (`make_kv_groups`). `store` holds token K/V for `append` and `read`; it is told
     to `forget` every page that becomes free. `prefix_cache_max_pages` bounds the pages that only the prefix cache
-    keeps. Costs are those of the pages touched; only `audit` looks at the whole pool.
+    keeps; what it evicts goes into `host_pages` pages of a host tier (0: it is lost). Costs are those of the pages
+    touched; only `audit` looks at the whole pool.
     """
 
     def __init__(
@@ -47,15 +50,22 @@ class KVCacheManager(BranchTables):
         store: KVStore | None = None,
         enable_prefix_cache: bool = True,
         prefix_cache_max_pages: int | None = None,
+        host_pages: int = 0,
     ) -> None:
+        if host_pages and not enable_prefix_cache:
+            raise InvalidInput(
+                "host_pages", host_pages, "give 0, or turn the prefix cache on: it is what is kept there"
+            )
+        self.host = HostTier(host_pages, page_size) if host_pages else None
         self.store: KVStore = ListKVStore() if store is None else store
         super().__init__(
             num_pages,
             page_size,
             groups,
-            on_free=self.store.forget,
+            on_free=self._forget,
             enable_prefix_cache=enable_prefix_cache,
             prefix_cache_max_pages=prefix_cache_max_pages,
+            swaps=SwapPlan(self.host) if self.host is not None else None,
         )
         self.page_bytes = groups[0].page_bytes(page_size)
         self._steps: dict[int, list[Ticket]] = {}
@@ -71,12 +81,21 @@ class KVCacheManager(BranchTables):
         if step in self._steps:
             raise InvalidInput("step", step, "end the step before it starts again")
         copies = self._copies.hand_over()
+        if self.swaps is not None:
+            self.swaps.start_step(step)
         self._steps[step] = [self.allocator.open_ticket("step"), *copies]
 
     def end_step(self, step: int) -> None:
         """The step runs no more, for better or worse (after `undo.rollback()`): its tickets retire. Idempotent."""
         for ticket in self._steps.pop(step, ()):
             self.allocator.retire(ticket)
+        if self.swaps is not None:
+            self.swaps.end_step(step)
+
+    def _forget(self, page: int) -> None:
+        """The page is free; if it is on its way to the host tier, its bytes are still wanted."""
+        if self.swaps is None or not self.swaps.is_leaving(page):
+            self.store.forget(page)
 
     # ---- looking
 
@@ -124,11 +143,16 @@ class KVCacheManager(BranchTables):
         return self.allocator.describe(page)
 
     def flush_prefix_cache(self) -> int:
-        """Evict all cached pages that no branch uses; how many were freed."""
-        return self.prefix.flush()
+        """Evict all cached pages that no branch uses, and those of the host tier; how many of the pool were freed."""
+        freed = self.prefix.flush()
+        if self.swaps is not None:
+            self.swaps.flush()
+        return freed
 
     def audit(self) -> PageCounts:
         """Recount all pages, owners, locks and tickets. Raises `InvariantBroken` on any difference."""
+        if self.swaps is not None:
+            self.swaps.audit()
         return audit_kv(self.allocator, self.prefix, list(self._branches.values()))
 
     # ---- one token at a time

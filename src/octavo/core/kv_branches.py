@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.core.batch import PageCopy, PageTableDelta
-from octavo.core.errors import InvalidInput, OutOfPages
+from octavo.core.errors import InvalidInput, InvariantBroken, OutOfPages
 from octavo.core.kv_published import PublishedTables
+from octavo.core.kv_restore import NO_RESTORE, Restore, Restores, restorable
 from octavo.core.kv_table import BranchKey, BranchPages, PrefixHit
 from octavo.core.pages import Owner
 from octavo.core.prefix_node import TOMBSTONE, PrefixMatch, PrefixStats
@@ -32,11 +33,14 @@ class BranchTables(PublishedTables):
         *,
         use_prefix: bool = True,
         may_wait: bool = True,
+        restores: Restores | None = None,
     ) -> PrefixHit:
         """Give a branch page tables that start with the longest valid cached prefix of its known `units`.
 
-        With `wait` in the answer nothing was attached: ask again in the next step, or with `may_wait=False` to go on
-        with what there is. Raises `InvalidInput` without units or if the branch has begun already.
+        What the host tier has of the tokens behind it is read into fresh pages, if `restores(start, end, pages)` says
+        so (None: always), and if there are pages for it. With `wait` in the answer nothing was attached: ask again in
+        the next step, or with `may_wait=False` to go on with what there is. Raises `InvalidInput` without units or if
+        the branch has begun already.
         """
         if branch_key in self._branches:
             raise InvalidInput("branch_key", branch_key, "release the branch before it begins again")
@@ -45,17 +49,19 @@ class BranchTables(PublishedTables):
         units = tuple(units)
         look_up = use_prefix and self.enable_prefix_cache
         match = self.prefix.match(namespace, units) if look_up else _NO_MATCH
+        restore = self._restorable(namespace, units, match, restores) if look_up else NO_RESTORE
         if look_up and may_wait:
-            awaited = self._coming.who_computes(namespace, units, min(match.num_units, len(units) - 1))
+            found = max(match.num_units, restore.end)
+            awaited = self._coming.who_computes(namespace, units, min(found, len(units) - 1))
             if awaited is not None:
                 return PrefixHit(wait=True, awaited=awaited)
         mark = undo.mark()
         try:
-            hit = self._attach(branch_key, namespace, match, len(units), now, undo)
-        except OutOfPages:  # no room to copy a partly matching page: whole pages cost nothing
+            hit = self._attach(branch_key, namespace, restore.match or match, len(units), undo, restore)
+        except OutOfPages:  # no room for what comes back, or to copy a partly matching page: whole pages cost nothing
             undo.rollback_to(mark)
             match = self.prefix.match(namespace, units, whole_pages=True)
-            hit = self._attach(branch_key, namespace, match, len(units), now, undo)
+            hit = self._attach(branch_key, namespace, match, len(units), undo)
         if look_up:
             self._count_query(len(units), hit.num_tokens, undo)
         return hit
@@ -79,25 +85,67 @@ class BranchTables(PublishedTables):
             undo.push(lambda: self._undo_attach(child))
 
     def _attach(
-        self, key: BranchKey, namespace: str, match: PrefixMatch, num_units: int, now: float, undo: UndoLog
+        self,
+        key: BranchKey,
+        namespace: str,
+        match: PrefixMatch,
+        num_units: int,
+        undo: UndoLog,
+        restore: Restore = NO_RESTORE,
     ) -> PrefixHit:
         no_write = match.num_units == num_units
         shared = len(match.columns) if no_write else match.num_units // self.page_size
-        branch = BranchPages(key, namespace, [[] for _ in self.groups], match.num_units)
+        branch = BranchPages(key, namespace, [[] for _ in self.groups], max(match.num_units, restore.end))
         if self.enable_prefix_cache:
             branch.cursor = self.prefix.acquire(namespace, match, undo)
         self._branches[key] = branch
         undo.push(lambda: self._undo_attach(branch))
         self._share(branch, match, shared)
+        num_restored = self._restore(branch, restore) if restore.entries else 0
         copies = [self._copy_column(branch, column, undo) for column in match.columns[shared:]]
         branch.tell_all()
         self.unsettled[key] = None  # it may go on inside a page that others hold
+        if num_restored:
+            return PrefixHit(restore.end, restored=restore.end - match.num_units, restored_pages=num_restored)
         return PrefixHit(min(match.num_units, num_units - 1), no_write, sum(copies, ()))
+
+    def _restorable(
+        self, namespace: str, units: tuple[int, ...], match: PrefixMatch, restores: Restores | None
+    ) -> Restore:
+        """What the host tier has behind the whole pages of a match, if that is more than the match, and pays."""
+        if self.swaps is None:
+            return NO_RESTORE
+        found = restorable(self.swaps.tier, self.prefix, namespace, units, match)
+        if found.match is None or restores is None:
+            return found
+        pays = restores(found.match.num_units, found.end, len(found.entries) * len(self.groups))
+        return found if pays else NO_RESTORE
+
+    def _restore(self, branch: BranchPages, restore: Restore) -> int:
+        """Append the columns to be read back, in fresh pages; how many. What a window has passed stays out."""
+        if self.swaps is None:
+            raise InvariantBroken("there is no host tier to restore from")
+        tier, columns = self.swaps.tier, restore.hosts(self.groups, self.page_size)
+        hosts = [host for column in columns for host in column if host != TOMBSTONE]
+        tier.use(restore.entries)
+        for host in hosts:  # eviction, below, may push others out of the tier
+            tier.pin(host)
+        try:
+            pages = self._take(len(hosts), branch.owner)
+        except OutOfPages:
+            for host in hosts:
+                tier.unpin(host)
+            raise
+        self.swaps.plan_ins(hosts, pages)
+        fresh = iter(pages)
+        for table, column in zip(branch.tables, columns, strict=True):
+            table += [TOMBSTONE if host == TOMBSTONE else next(fresh) for host in column]
+        return len(pages)
 
     def _share(self, branch: BranchPages, match: PrefixMatch, num_columns: int) -> None:
         """Start the tables with the match's whole columns, as far as each group's window needs them."""
         for g, group in enumerate(self.groups):
-            sinks, first = group.needed_columns(match.num_units, self.page_size)
+            sinks, first = group.needed_columns(branch.present, self.page_size)
             needed = [c < sinks or c >= first for c in range(num_columns)]
             branch.tables[g] = [match.columns[c][g] if needed[c] else TOMBSTONE for c in range(num_columns)]
             branch.behind[g] = first
@@ -213,6 +261,16 @@ class BranchTables(PublishedTables):
     def take_copies(self) -> tuple[PageCopy, ...]:
         """All page copies that the planned step makes before its writes, those of `begin` included. Take them once."""
         return self._copies.take()
+
+    def take_swaps(self, undo: UndoLog) -> tuple[tuple[PageCopy, ...], tuple[PageCopy, ...]]:
+        """The swap-outs (page, host page) and swap-ins (host page, page) of a decision that runs. Take them once."""
+        return ((), ()) if self.swaps is None else self.swaps.take(undo)
+
+    def drop_host_pages(self, pages: Sequence[int]) -> list[int]:
+        """Host pages do not hold what was written there: forget what they are for. The pages, as a list."""
+        if self.swaps is not None:
+            self.swaps.tier.drop(pages)
+        return list(pages)
 
     # ---- planning: waiting for a prefix
 

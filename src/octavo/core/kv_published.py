@@ -9,6 +9,7 @@ from octavo.core.errors import InvalidInput, UseAfterRelease
 from octavo.core.kv_coming import ComingPrefixes
 from octavo.core.kv_copies import CopyPlan
 from octavo.core.kv_groups import KVGroup
+from octavo.core.kv_swaps import SwapPlan
 from octavo.core.kv_table import BranchKey, BranchPages
 from octavo.core.pages import Owner, PageAllocator
 from octavo.core.prefix import RadixCache
@@ -29,6 +30,7 @@ class PublishedTables:
         on_free: Callable[[int], None],
         enable_prefix_cache: bool,
         prefix_cache_max_pages: int | None,
+        swaps: SwapPlan | None = None,
     ) -> None:
         _check_shape(page_size, groups)
         self.page_size = page_size
@@ -41,6 +43,9 @@ class PublishedTables:
         self.unsettled: dict[BranchKey, None] = {}  # whose next write may concern a shared page, or the runner's tables
         self._coming = ComingPrefixes(page_size)
         self._copies = CopyPlan(self.allocator)
+        self.swaps = swaps  # where there is a host tier
+        if swaps is not None:
+            self.prefix.on_trim = swaps.evicted
         self._deferred: dict[BranchKey, tuple[Sequence[int], int, float]] = {}  # commits that can wait
 
     # ---- after the step
@@ -165,9 +170,11 @@ class PublishedTables:
             self.prefix.shrink(self.prefix_cache_max_pages)
 
     def _drop(self, page: int, owner: Owner) -> None:
-        """Drop one reference; a planned copy into a page that nobody owns any more is called off."""
+        """Drop one reference; what was to be copied or read into a page that nobody owns any more is called off."""
         if self.allocator.drop_owner(page, owner):
             self._copies.call_off(page)
+            if self.swaps is not None:
+                self.swaps.call_off(page)
 
     # ---- looking
 

@@ -25,6 +25,7 @@ from octavo.core.request import Branch, FinishReason, RequestState, WaitingReaso
 from octavo.core.roster import Roster, checkpoint
 from octavo.core.rows import ask_of, make_row
 from octavo.core.steady import SteadyDecodes
+from octavo.core.swap_choice import SwapChoice
 
 _DECODING, _NOT_BLOCKED = RequestState.DECODING, WaitingReason.NONE  # an enum's attribute is looked up slowly
 
@@ -35,6 +36,7 @@ class Planner:
     def __init__(self, config: SchedulerConfig, policy: Policy, kv: KVCacheManager, roster: Roster) -> None:
         self.config = config
         self.gap: GapControl | None = None  # where there is a bound on the gaps between tokens
+        self.swap_choice: SwapChoice | None = None  # whether what the host tier has is read back
         self.policy = policy
         self.kv = kv
         self.roster = roster
@@ -42,6 +44,7 @@ class Planner:
         self.steady = SteadyDecodes(config, kv, roster)
         self.least_seconds: Callable[[Branch], float] = lambda branch: 0.0  # that a waiting one takes, alone
         self._awaited: tuple[str, int] | None = None  # who computes what the branch asked last waits for
+        self._restored = PrefixHit()  # what the branch asked last was attached to
 
     def fill(self, draft: Draft, budget: int) -> None:
         """Schedule up to ``budget`` tokens."""
@@ -187,7 +190,7 @@ class Planner:
                 self._block(branch, WaitingReason.PREFIX, draft)
                 branch.prefix_waits += 1
                 continue
-            self._record_entry(branch, draft)
+            self._record_entry(branch, draft, self._restored)
             budget -= draft.others[-1].num_scheduled_tokens
             count_bypass(self.roster.waiting, branch, draft.undo, self.policy.ages_by_tenant)
             if budget <= 0 or not self.roster.has_free_slot or self._somebody_is_due():
@@ -215,10 +218,14 @@ class Planner:
             order = [b for b in order if self.policy.turn(b) <= draft.turn or b.bypassed >= aged]
         return deque(order)
 
-    def _record_entry(self, branch: Branch, draft: Draft) -> None:
+    def _record_entry(self, branch: Branch, draft: Draft, back: PrefixHit) -> None:
         row = draft.others[-1]  # its first
         where = {"request": row.request_id, "choice": row.choice, "slot": row.slot}
         self.roster.timeline.record("admit", draft.now, **where, cached=row.start, times=branch.admissions)
+        if back.restored_pages:
+            del where["slot"]
+            moved = {"pages": back.restored_pages, "tokens": back.restored, "tier": "host"}
+            self.roster.timeline.record("swap_in", draft.now, **where, **moved)
 
     def _block(self, branch: Branch, reason: WaitingReason, draft: Draft) -> None:
         if branch.is_live:
@@ -274,10 +281,11 @@ class Planner:
                 draft.undo,
                 use_prefix=use_prefix,
                 may_wait=patient,
+                restores=None if self.swap_choice is None else self.swap_choice.restores(branch),
             )
         except OutOfPages:
             return Outcome.NO_ROOM
-        self._awaited = hit.awaited
+        self._awaited, self._restored = hit.awaited, hit
         return Outcome.WAITS if hit.wait else hit
 
     def _start(self, branch: Branch, budget: int, draft: Draft, hit: PrefixHit) -> Outcome:

@@ -6,7 +6,7 @@ hit; no hash is trusted. The idea of a radix tree over cached prefixes is SGLang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from octavo.core.errors import InvalidInput, InvariantBroken
@@ -47,6 +47,7 @@ class RadixCache:
             raise InvalidInput("groups", self.groups, f"give {num_groups} groups")
         self.allocator = allocator
         self.stats = PrefixStats()
+        self.on_trim: Callable[[PrefixNode], None] | None = None  # a leaf is about to be evicted from its end
         self._roots: dict[str, PrefixNode] = {}
         self._num_nodes = 0
         self._queue = EvictionQueue(allocator, tuple(group.window > 0 for group in self.groups))
@@ -274,6 +275,8 @@ class RadixCache:
 
     def _trim(self, leaf: PrefixNode) -> None:
         """Let go of the leaf's last column."""
+        if self.on_trim is not None:
+            self.on_trim(leaf)
         self.stats.evicted_pages += sum(page != TOMBSTONE for page in leaf.columns[-1])
         if len(leaf.columns) == 1:
             self._remove(leaf)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.batch import DrawnRows, RowResult, ScheduleDecision, ScheduledRow, StepResult, StepRows, TokenLogprobs
-from octavo.core.errors import InvalidInput, OctavoError, RowError
+from octavo.core.errors import CorruptPages, InvalidInput, OctavoError, RowError
 from octavo.core.event_table import BY_NAME, Role
 from octavo.core.facts import kv_of, request_of, scheduler_config_of
 from octavo.core.scheduler import ContinuousBatchScheduler
@@ -237,8 +237,10 @@ def _row_result(scheduler: ContinuousBatchScheduler, row: ScheduledRow, token: i
 
 
 def _error_of(event: Mapping[str, Any]) -> Exception:
-    """An error with the recorded name, text and rows."""
+    """An error with the recorded name, text and rows or host pages."""
     name, _, text = event["error"].partition(": ")
+    if event.get("corrupt") is not None:
+        return type(name, (CorruptPages,), {})(event["corrupt"], text)  # type: ignore[no-any-return]
     if event["rows"] is None:
         return type(name, (OctavoError,), {})(text)  # type: ignore[no-any-return]
     return type(name, (RowError,), {})(event["rows"], text)  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from octavo.core.events import EventKind, EventLog, TokenEvent
 from octavo.core.kv import KVCacheManager
 from octavo.core.policies import Policy, PolicySettings, Scene, full_rank
 from octavo.core.request import QUEUED, RUNNING, Branch, FinishReason, Request, RequestState
+from octavo.core.swap_choice import SwapChoice
 from octavo.core.timeline import Timeline
 from octavo.core.undo import UndoLog
 
@@ -32,6 +33,7 @@ class Roster:
         self.kv = kv
         self.timeline = timeline
         self.policy, self.settings = policy, settings
+        self.swap_choice: SwapChoice | None = None  # how those that are preempted come back
         self.max_running = max_running
         self.requests: dict[str, Request] = {}
         self.waiting: list[Branch] = []
@@ -102,15 +104,21 @@ class Roster:
 
     def preempt(self, branch: Branch, now: float, reason: str, by: str | None = None) -> Preemption:
         """Take a running branch's slot and pages, for request ``by`` if for anybody; it waits in its old place and
-        computes its tokens again.
+        computes its tokens again, or gets their K/V back from the host tier: then all of it is left to the cache.
         """
-        self.kv.release_branch(branch.key)
+        swaps = self.swap_choice is not None and self.swap_choice.swaps(branch)
+        if swaps:
+            self.kv.finish(branch.key, branch.token_ids, branch.num_resident_tokens, now)
+        else:
+            self.kv.release_branch(branch.key)
         self._vacate(branch)
-        branch.transition(RequestState.RECOMPUTE)
+        branch.transition(RequestState.SWAPPED if swaps else RequestState.RECOMPUTE)
+        branch.kv_blocks = 0
         branch.num_preemptions += 1
         self.waiting.append(branch)
-        preemption = Preemption(*branch.key, kind="recompute", reason=reason)
-        self.timeline.record("preempt", now, request=branch.key[0], choice=branch.choice, reason=reason, by=by)
+        preemption = Preemption(*branch.key, kind="swap" if swaps else "recompute", reason=reason)
+        lost = {"request": branch.key[0], "choice": branch.choice, "reason": reason, "by": by}
+        self.timeline.record("preempt", now, **lost, how="swap" if swaps else None)
         return preemption
 
     def deliver(self, branch: Branch, token_id: int, logprobs: TokenLogprobs | None) -> None:

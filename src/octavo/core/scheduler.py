@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from octavo.core.admission import check_request, default_seed
-from octavo.core.batch import DrawnRows, ScheduleDecision, StepResult, StepRows, build_batch
+from octavo.core.batch import DrawnRows, PageCopy, ScheduleDecision, StepResult, StepRows, build_batch
 from octavo.core.config import SchedulerConfig
 from octavo.core.draft import Draft
-from octavo.core.errors import InvalidInput, RowError
+from octavo.core.errors import CorruptPages, InvalidInput, RowError
 from octavo.core.events import TokenEvent
 from octavo.core.facts import facts_of
 from octavo.core.forecast import SURE, prefill_rate, prefill_seconds
@@ -31,6 +31,7 @@ from octavo.core.roster import Roster
 from octavo.core.rows import UNKNOWN
 from octavo.core.step import Committer, Isolation, fail_request
 from octavo.core.step_model import StepModel, StepWork, work_of
+from octavo.core.swap_choice import SwapChoice
 from octavo.core.timeline import Timeline
 
 __all__ = ["ContinuousBatchScheduler", "SchedulerConfig", "build_batch"]
@@ -80,6 +81,7 @@ class ContinuousBatchScheduler:
         self._planner = Planner(self.config, self.policy, kv, self._roster)
         self._planner.gap = self.gap
         self._planner.least_seconds = self.least_seconds
+        self._planner.swap_choice = self._roster.swap_choice = SwapChoice(self.config, kv, self.step_model)
         self._committer = Committer(kv, self._roster, vocab_size)
         self._isolation = Isolation()
         self._in_flight: Draft | None = None
@@ -225,9 +227,12 @@ class ContinuousBatchScheduler:
         if not self._planner.steady.fill_ahead(draft, flying):
             return False
         self.steps += 1
+        outs, _ = self.kv.take_swaps(draft.undo)
+        self._record_moves("swap_out", outs, draft, tier="host")
         self.kv.start_step(draft.step)
         self._ahead_draft = draft
-        self._ahead = ScheduleDecision(self.model, draft.step, draft.rows, num_running=self.num_running)
+        running = self.num_running
+        self._ahead = ScheduleDecision(self.model, draft.step, draft.rows, swap_outs=outs, num_running=running)
         columns = self._ahead.rows
         decodes = (columns.request_ids, columns.choices) if isinstance(columns, StepRows) else ([], [])
         self.timeline.record("ahead", now, step=draft.step, decodes=decodes, free=self.kv.free_pages())
@@ -297,11 +302,14 @@ class ContinuousBatchScheduler:
             self._isolation.clear_group()  # cancelled in between, or without pages for now
 
     def _decide(self, draft: Draft, budget: int | None) -> ScheduleDecision:
+        outs, draft.swap_ins = self.kv.take_swaps(draft.undo) if draft.rows else ((), ())
         decision = ScheduleDecision(
             model=self.model,
             step=draft.step,
             rows=draft.rows,
             copies=tuple(draft.copies),
+            swap_ins=draft.swap_ins,
+            swap_outs=outs,
             freed_slots=self._roster.take_freed_slots(draft.undo) if draft.rows else (),
             preemptions=tuple(draft.preemptions),
             num_waiting=self.num_waiting,
@@ -312,9 +320,8 @@ class ContinuousBatchScheduler:
 
     def _record(self, decision: ScheduleDecision, draft: Draft, budget: int | None) -> None:
         """The step's events; what decodes plainly goes in as columns, whatever their length."""
-        if decision.copies:
-            pages = [page for copy in decision.copies for page in (copy.source, copy.target)]
-            self.timeline.record("copy", draft.now, step=draft.step, pages=pages)
+        self._record_moves("swap_out", decision.swap_outs, draft, tier="host")
+        self._record_moves("copy", decision.copies, draft)
         columns = draft.rows if isinstance(draft.rows, StepRows) else None
         self.timeline.record(
             "decision",
@@ -327,6 +334,11 @@ class ContinuousBatchScheduler:
             free=self.kv.free_pages(),
             budget=budget,
         )
+
+    def _record_moves(self, kind: str, moves: Sequence[PageCopy], draft: Draft, **where: str) -> None:
+        if moves:
+            pages = [page for move in moves for page in (move.source, move.target)]
+            self.timeline.record(kind, draft.now, step=draft.step, pages=pages, **where)
 
     def _commit(self, result: StepResult, now: float) -> None:
         draft = self._in_flight
@@ -365,7 +377,8 @@ class ContinuousBatchScheduler:
         self.kv.end_step(draft.step)
         text = f"{type(error).__name__}: {error}"[:500]
         blamed = list(error.rows) if isinstance(error, RowError) else None
-        self.timeline.record("rollback", now, step=draft.step, error=text, rows=blamed)
+        corrupt = self.kv.drop_host_pages(error.pages) if isinstance(error, CorruptPages) else None
+        self.timeline.record("rollback", now, step=draft.step, error=text, rows=blamed, corrupt=corrupt)
         for branch in self._isolation.charge(draft, error):
             fail_request(self._roster, branch, text, now)
         self._apply_inbox(now)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from octavo.core.batch import DrawnRows, RowResult, ScheduledRow, StepResult, StepRows
 from octavo.core.draft import BranchKey, Draft
-from octavo.core.errors import InvalidInput, RowError
+from octavo.core.errors import CorruptPages, InvalidInput, RowError
 from octavo.core.kv import KVCacheManager
 from octavo.core.request import Branch, FinishReason, RequestState
 from octavo.core.roster import Roster
@@ -183,7 +183,13 @@ class Isolation:
         self._groups.clear()
 
     def charge(self, draft: Draft, error: Exception) -> list[Branch]:
-        """The branches to blame for a failed step; if that is not known yet, the next steps find out."""
+        """The branches to blame for a failed step; if that is not known yet, the next steps find out.
+
+        Nobody is to blame for a page of the host tier that went bad: it has been dropped, and the step is tried again.
+        """
+        if isinstance(error, CorruptPages) and error.pages:
+            if {copy.source for copy in draft.swap_ins}.issuperset(error.pages):
+                return []
         self.clear_group()
         if isinstance(error, RowError) and error.rows and all(0 <= row < len(draft.rows) for row in error.rows):
             return [draft.branches[row] for row in error.rows]
