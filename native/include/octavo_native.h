@@ -85,6 +85,8 @@ OCTAVO_API octavo_kv* octavo_kv_open(octavo_engine* engine, int32_t type, int32_
                                      int32_t head_dim, int32_t layers, int64_t pages);
 OCTAVO_API void octavo_kv_close(octavo_kv* kv);
 OCTAVO_API int64_t octavo_kv_page_bytes(const octavo_kv* kv);
+/* Where the bytes of a page lie, all layers of it; null for a page that there is not. */
+OCTAVO_API uint8_t* octavo_kv_page(octavo_kv* kv, int32_t page);
 /* The same before a pool exists. */
 OCTAVO_API int64_t octavo_kv_bytes(octavo_engine* engine, int32_t type, int32_t page_size, int32_t kv_heads,
                                    int32_t head_dim, int32_t layers);

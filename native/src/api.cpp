@@ -197,6 +197,12 @@ octavo_kv* octavo_kv_open(octavo_engine* engine, int32_t type, int32_t page_size
 void octavo_kv_close(octavo_kv* kv) { delete kv; }
 int64_t octavo_kv_page_bytes(const octavo_kv* kv) { return kv->pages.kv.page_bytes; }
 
+uint8_t* octavo_kv_page(octavo_kv* kv, int32_t page) {
+  const Pages& pages = kv->pages;
+  if (page < 0 || page >= pages.count) return fail("pages: a page is out of range"), nullptr;
+  return pages.blob(0, page, 0);
+}
+
 int64_t octavo_kv_bytes(octavo_engine* engine, int32_t type, int32_t page_size, int32_t kv_heads, int32_t head_dim, int32_t layers) {
   KV kv;
   return describe_kv(engine->engine.kernels, &kv, type, page_size, kv_heads, head_dim, layers) ? kv.page_bytes : -1;

@@ -40,6 +40,7 @@ def make_core(
     num_pages: int = 128,
     prefix_cache: bool = True,
     backend: str = "reference",
+    host_pages: int = 0,
     **scheduling: Any,
 ) -> EngineCore:
     """An engine that audits its pages after every step."""
@@ -50,6 +51,7 @@ def make_core(
         page_size=page_size,
         scheduling=SchedulerConfig(**scheduling),
         prefix_cache=prefix_cache,
+        host_pages=host_pages,
         clock=lambda: 0.0,
         audit=True,
     )

@@ -29,6 +29,17 @@ def plan(**changes: Any) -> Any:
     return plan_memory(NEEDS, **{**settings, **changes})
 
 
+def test_the_host_tier_is_whole_pages_in_the_plan() -> None:
+    with_host, without = plan(host_memory=257), plan()
+    assert (with_host.host_pages, with_host.host, with_host.num_pages) == (25, 250, without.num_pages)
+    assert with_host.total == without.total + 250 and "host tier" in with_host.describe()
+    assert "host tier" not in without.describe()
+    with pytest.raises(InvalidInput, match="a page at least"):
+        plan(host_memory=9)
+    with pytest.raises(InvalidInput, match=r"host tier 1\.\d KiB"):
+        plan(host_memory=1900)
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("512", 512), ("1KiB", 1024), ("2 MB", 2_000_000), ("1.5GiB", 3 << 29), ("3g", 3_000_000_000), (77, 77)],

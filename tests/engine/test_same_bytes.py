@@ -117,6 +117,7 @@ SCHEDULE = st.fixed_dictionaries(
         "page_size": st.sampled_from(PAGE_SIZES),
         "spare_tokens": st.sampled_from((0, 0, 1, 2, 3, 5, 8, 12, 30)),
         "prefix_cache": st.sampled_from((True, True, True, False)),
+        "host_pages": st.sampled_from((0, 0, 3, 40)),
         "scheduling": st.fixed_dictionaries(
             {
                 "max_prefill_chunk": st.integers(1, 24),
@@ -125,6 +126,7 @@ SCHEDULE = st.fixed_dictionaries(
                 "prefix_wait_steps": st.sampled_from((0, 2, 64)),
                 "policy": st.sampled_from(("fcfs", "priority")),
                 "max_preemptions": st.sampled_from((0, 2, 8)),
+                "preemption": st.sampled_from(("auto", "swap", "recompute")),
             }
         ),
         "arrivals": st.lists(ARRIVALS, min_size=3, max_size=6),
@@ -158,6 +160,7 @@ class Run:
             page_size=page_size,
             num_pages=pages,
             prefix_cache=self.plan["prefix_cache"],
+            host_pages=self.plan["host_pages"] if self.plan["prefix_cache"] else 0,
             **self.plan["scheduling"],
         )
 

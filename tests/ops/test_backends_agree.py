@@ -13,10 +13,12 @@ import pytest
 from op_cases import WINDOW, Scene, matrix
 
 from octavo.backends import BACKENDS, create_backend
+from octavo.backends.host_pages import HostPages
 from octavo.backends.ops import OPS, RopeTable, SamplingRow
 from octavo.backends.quantization import QuantConfig, quantize
 from octavo.backends.random import round32
 from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import CorruptPages
 from octavo.core.params import SamplingParams
 
 TOLERANCE = 2e-5  # |a - b| <= TOLERANCE * (1 + |a|)
@@ -233,6 +235,45 @@ def copy_pages(rng: random.Random) -> Run:
 @compares
 def move_slots(rng: random.Random) -> Run:
     return moves(rng, by_page=False)
+
+
+@compares
+def swap_out(rng: random.Random) -> Run:
+    return swaps(rng, restores=False)
+
+
+@compares
+def swap_in(rng: random.Random) -> Run:
+    return swaps(rng, restores=True)
+
+
+def swaps(rng: random.Random, restores: bool) -> Run:
+    """Pages go to host memory, are overwritten, and come back into other pages."""
+    scene = Scene.draw(rng)
+    scene.lengths = [max(1, length) for length in scene.lengths]
+    scene.history = [matrix(rng, 2 * sum(scene.lengths), scene.kv_heads * scene.dim) for _ in range(2)]
+    source = scene.tables[0][0][0]
+    used = {page for table in scene.tables for row in table for page in row}
+    target = next(page for page in range(scene.num_pages) if page not in used)
+
+    def run(b: Any) -> Any:
+        pool = scene.pool(b)
+        host = HostPages(3, pool.stored_bytes)
+        before = pool.read(source, 0)
+        b.swap_out(pool, host, [(source, 2)])
+        zeros = [0.0] * (scene.kv_heads * scene.dim)
+        pool.write(source, 0, zeros, zeros)
+        if not restores:
+            return [before, pool.read(source, 0), host.is_sound(2), host.is_sound(1)]
+        b.swap_in(pool, host, [(2, target), (2, source)])
+        host.view(2)[0] ^= 1
+        with pytest.raises(CorruptPages) as caught:
+            b.swap_in(pool, host, [(2, target)])
+        assert caught.value.pages == (2,)
+        assert pool.read(source, 0) == before == pool.read(target, 0)
+        return before
+
+    return run
 
 
 def moves(rng: random.Random, by_page: bool) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 from octavo.core.errors import InvalidInput, InvariantBroken, UseAfterRelease
@@ -24,6 +25,8 @@ class ListKVPool:
         self.groups = tuple(groups)
         self.where = layer_map(groups)  # layer -> (group, index within the group)
         self._depth = max(len(group.layers) for group in groups)
+        self._key_size = groups[0].num_kv_heads * groups[0].k_dim
+        self._value_size = groups[0].num_kv_heads * groups[0].v_dim
         self._pages: dict[int, list[list[Lane]]] = {}
 
     def lanes(self, page: int, index: int) -> list[Lane]:
@@ -51,6 +54,30 @@ class ListKVPool:
     def copy_page(self, src: int, dst: int) -> None:
         """All slots of page `src` to page `dst`."""
         self._page(dst)[:] = [list(layer) for layer in self._page(src)]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of one page in host memory: for each layer and slot whether it was written, its key and its value."""
+        return self._depth * self.page_size * 8 * (1 + self._key_size + self._value_size)
+
+    def save_page(self, page: int, out: memoryview) -> None:
+        """All slots of the page, numbers as they are."""
+        numbers, nothing = array("d"), [0.0] * (1 + self._key_size + self._value_size)
+        for layer in self._page(page):
+            for lane in layer:
+                numbers.extend(nothing if lane is None else [1.0, *(x for part in lane for head in part for x in head)])
+        out[:] = numbers.tobytes()
+
+    def load_page(self, page: int, data: memoryview) -> None:
+        """Make the page hold what `save_page` wrote."""
+        numbers, at, group = array("d", bytes(data)), 0, self.groups[0]
+        for layer in self._page(page):
+            for offset in range(self.page_size):
+                key = numbers[at + 1 : at + 1 + self._key_size].tolist()
+                value = numbers[at + 1 + self._key_size : at + 1 + self._key_size + self._value_size].tolist()
+                lane = split_heads(key, group.k_dim), split_heads(value, group.v_dim)
+                layer[offset] = lane if numbers[at] else None
+                at += 1 + self._key_size + self._value_size
 
     def move_slot(self, source: int, target: int) -> None:
         """All layers of slot `source` (page * page_size + offset) to slot `target`."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import native_lib as lib
 from octavo.backends.capture import capture
+from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.native_codes import CodeArrays, StoredCodes, StoredRows, code_arrays
 from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
 from octavo.backends.native_lower import lower
@@ -206,6 +207,14 @@ class NativeBackend(SamplingOps):
     def move_slots(self, kv: NativeKVPool, moves: Sequence[tuple[int, int]]) -> None:
         """Slot source to slot target, in order."""
         kv.move_slots(moves)
+
+    def swap_out(self, kv: NativeKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
+        """Page source into host page target, for each pair."""
+        swap_out(kv, host, pairs)
+
+    def swap_in(self, kv: NativeKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
+        """Host page source into page target, for each pair. Raises CorruptPages, changing nothing, for bad ones."""
+        swap_in(kv, host, pairs)
 
     def select_rows(self, x: Any, batch: ForwardBatch) -> LogitRows:
         """Rows batch.logit_rows, where they lie."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes as c
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,6 +88,32 @@ class NativeKVPool:
     def copy_page(self, src: int, dst: int) -> None:
         """All slots of page `src` to page `dst`."""
         self.copy_pages([(src, dst)])
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of one page in host memory: as they lie. Raises InvalidInput if the library cannot show them."""
+        if not hasattr(self._lib, "octavo_kv_page"):
+            remedy = "this native library has no host tier: build it again (native/build.sh), or give none"
+            raise InvalidInput("host_kv_memory", "set", remedy)
+        return int(self._lib.octavo_kv_page_bytes(self.handle))
+
+    def save_page(self, page: int, out: memoryview) -> None:
+        """All bytes of the page."""
+        out[:] = self._memory(page)
+
+    def load_page(self, page: int, data: memoryview) -> None:
+        """Make the page hold what `save_page` wrote."""
+        self._memory(page)[:] = data
+
+    def _memory(self, page: int) -> memoryview:
+        """The bytes of one page, where they lie. Raises InvalidInput for a page past the pool."""
+        show = self._lib.octavo_kv_page
+        show.restype, show.argtypes = c.c_void_p, (c.c_void_p, c.c_int32)
+        address = show(self.handle, page)
+        if not address:
+            raise InvalidInput("page", page, self._lib.octavo_error().decode())
+        size = self._lib.octavo_kv_page_bytes(self.handle)
+        return memoryview((c.c_uint8 * size).from_address(address)).cast("B")
 
     def move_slots(self, moves: Sequence[tuple[int, int]]) -> None:
         """Slot source (page * page_size + offset) to slot target, all layers, in order."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends import numpy_attention, numpy_sampling
+from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.numpy_pages import NumpyKVPool
 from octavo.backends.numpy_quantized import NumpyQuantized
 from octavo.backends.ops import NO_SLOT, ForwardBatch, RopeTable, SamplingRow, batch_fields
@@ -211,6 +212,14 @@ class NumpyBackend:
         """Slot source to slot target, in order."""
         for source, target in moves:
             kv.move_slot(source, target)
+
+    def swap_out(self, kv: NumpyKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
+        """Page source into host page target, for each pair."""
+        swap_out(kv, host, pairs)
+
+    def swap_in(self, kv: NumpyKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
+        """Host page source into page target, for each pair. Raises CorruptPages, changing nothing, for bad ones."""
+        swap_in(kv, host, pairs)
 
     # ---- sampling
 

@@ -63,6 +63,28 @@ class NumpyKVPool:
         for store in (self.keys, self.values):
             store[:, dst * size : (dst + 1) * size] = store[:, src * size : (src + 1) * size]
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of one page in host memory: keys of all layers, then values."""
+        return sum(store[:, : self.page_size].nbytes for store in (self.keys, self.values))
+
+    def save_page(self, page: int, out: memoryview) -> None:
+        """All bytes of the page."""
+        for pages, saved in self._beside(page, out):
+            saved[:] = pages
+
+    def load_page(self, page: int, data: memoryview) -> None:
+        """Make the page hold what `save_page` wrote."""
+        for pages, saved in self._beside(page, data):
+            pages[:] = saved
+
+    def _beside(self, page: int, memory: memoryview) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+        """The page's keys and values, each with its place in `memory`."""
+        pages = [store[:, page * self.page_size : (page + 1) * self.page_size] for store in (self.keys, self.values)]
+        flat = np.frombuffer(memory, np.float32)
+        parts = np.split(flat, [pages[0].size])
+        return [(each, part.reshape(each.shape)) for each, part in zip(pages, parts, strict=True)]
+
     def move_slot(self, source: int, target: int) -> None:
         """All layers of slot `source` to slot `target`."""
         for store in (self.keys, self.values):

@@ -112,6 +112,7 @@ _LOGITS = _spec("logits", "R V")
 _ROWS = _spec("rows", "R", "object", "SamplingRow of each row")
 _KV_POOL = _spec("kv", "", "object", "KVPool")
 _PAIRS = _spec("pairs", "* 2", "int", "(source, target)")
+_HOST = _spec("host", "", "object", "HostPages")
 
 _FORWARD = (
     OpSpec(
@@ -287,8 +288,21 @@ _PAGES = (
         (),
         tensor=False,
     ),
-    OpSpec("swap_out", "Pages to host memory.", (_KV_POOL, _PAIRS), (), used=False, tensor=False),
-    OpSpec("swap_in", "Pages from host memory.", (_KV_POOL, _PAIRS), (), used=False, tensor=False),
+    OpSpec(
+        "swap_out",
+        "All bytes of page source into host page target, with their checksum, for each pair.",
+        (_KV_POOL, _HOST, _PAIRS),
+        (),
+        tensor=False,
+    ),
+    OpSpec(
+        "swap_in",
+        "All bytes of host page source into page target, for each pair. CorruptPages names those that are not what was "
+        "written there; then no page has changed.",
+        (_KV_POOL, _HOST, _PAIRS),
+        (),
+        tensor=False,
+    ),
 )
 
 OPS: dict[str, OpSpec] = {spec.name: spec for spec in (*_FORWARD, *_SAMPLING, *_PAGES)}

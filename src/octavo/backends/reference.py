@@ -14,6 +14,7 @@ from operator import mul
 from typing import Any
 
 from octavo.backends import sampling
+from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.list_attention import Scoring, attend
 from octavo.backends.list_pages import ListKVPool, split_heads
 from octavo.backends.ops import NO_SLOT, ForwardBatch, RopeTable, SamplingRow, batch_fields
@@ -213,6 +214,14 @@ class ReferenceBackend:
         """Slot source to slot target, in order."""
         for source, target in moves:
             kv.move_slot(source, target)
+
+    def swap_out(self, kv: ListKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
+        """Page source into host page target, for each pair."""
+        swap_out(kv, host, pairs)
+
+    def swap_in(self, kv: ListKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
+        """Host page source into page target, for each pair. Raises CorruptPages, changing nothing, for bad ones."""
+        swap_in(kv, host, pairs)
 
     # ---- sampling: the definitions are in sampling.py
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
 from octavo.engine.memory import parse_size
@@ -40,6 +41,8 @@ class EngineConfig:
     kv_dtype: str = _flag("auto", "How keys and values are kept: auto, fp32, bf16 or int8.")
     page_size: int = _flag(16, "Tokens in one KV page.")
     kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")
+    host_kv_memory: str = _flag("", "Memory that keeps what the prefix cache evicts, such as 1GiB; empty: none.")
+    preemption: str = _flag("auto", "How preempted requests come back: swap, recompute, or auto: what costs less.")
     memory_fraction: float = _flag(0.8, "Most of the available memory that the whole engine may take.")
     max_seq_len: int = _flag(0, f"Longest prompt plus output; 0: the model's limit, at most {MAX_DEFAULT_CONTEXT}.")
     max_running_requests: int = _flag(64, "Most sequences in one step.")
@@ -73,13 +76,22 @@ class EngineConfig:
             _at_least(name, getattr(self, name), 0)
         if not 0 < self.memory_fraction <= 1:
             raise InvalidInput("memory_fraction", self.memory_fraction, "give a number above 0 and at most 1")
-        if self.kv_memory != "":
-            parse_size(self.kv_memory, "kv_memory")
+        _one_of("preemption", self.preemption, PREEMPTIONS)
+        for name in ("kv_memory", "host_kv_memory"):
+            if getattr(self, name) != "":
+                parse_size(getattr(self, name), name)
+        if self.host_kv_memory != "" and not self.prefix_cache:
+            raise InvalidInput("host_kv_memory", self.host_kv_memory, "leave it empty, or keep the prefix cache on")
 
     @property
     def kv_bytes(self) -> int | None:
         """``kv_memory`` in bytes, or None."""
         return None if self.kv_memory == "" else parse_size(self.kv_memory, "kv_memory")
+
+    @property
+    def host_kv_bytes(self) -> int:
+        """``host_kv_memory`` in bytes."""
+        return 0 if self.host_kv_memory == "" else parse_size(self.host_kv_memory, "host_kv_memory")
 
     def policy_settings(self) -> PolicySettings:
         """Weights and ageing of the policies. Raises ``InvalidInput`` for what is no list of tenant=weight."""

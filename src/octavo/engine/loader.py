@@ -74,6 +74,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         page_size=config.page_size,
         scheduling=scheduling_for(config, max_seq_len),
         prefix_cache=config.prefix_cache,
+        host_pages=plan.host_pages,
         seed_source=_seed_source(config.seed),
         audit=config.audit,
         overlap=config.overlap,
@@ -119,6 +120,7 @@ def scheduling_for(config: EngineConfig, max_seq_len: int) -> SchedulerConfig:
         max_prefill_chunk=config.max_prefill_chunk,
         max_seq_len=max_seq_len,
         max_token_gap_ms=config.max_token_gap_ms,
+        preemption=config.preemption,
         policy=config.policy,
         policies=config.policy_settings(),
     )
@@ -142,6 +144,7 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
         max_seq_len=max_seq_len,
         max_sequences=config.max_running_requests,
         kv_memory=config.kv_bytes,
+        host_memory=config.host_kv_bytes,
         memory_fraction=config.memory_fraction,
         default_cap=DEFAULT_KV_CAP,
         available=available_memory(),

@@ -120,6 +120,12 @@ class MemoryPlan:
     num_groups: int
     available: int | None
     budget: int | None
+    host_pages: int = 0
+
+    @property
+    def host(self) -> int:
+        """Bytes of the host tier."""
+        return self.host_pages * self.needs.page_bytes
 
     @property
     def kv(self) -> int:
@@ -129,7 +135,7 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.needs.weights + self.kv + self.needs.activations + self.needs.workspace
+        return self.needs.weights + self.kv + self.host + self.needs.activations + self.needs.workspace
 
     @property
     def capacity_tokens(self) -> int:
@@ -141,6 +147,7 @@ class MemoryPlan:
         rows = [
             ("weights", self.needs.weights, ""),
             ("KV cache", self.kv, f"{self.num_pages} pages of {self.page_size}: {self.capacity_tokens} tokens"),
+            *([("host tier", self.host, f"{self.host_pages} pages of what was evicted")] if self.host else []),
             ("activations", self.needs.activations, ""),
             ("workspace", self.needs.workspace, ""),
             ("total", self.total, "" if self.available is None else f"of {show_size(self.available)} available"),
@@ -160,15 +167,20 @@ def plan_memory(
     memory_fraction: float,
     default_cap: int,
     available: int | None,
+    host_memory: int = 0,
 ) -> MemoryPlan:
     """Choose the number of KV pages.
 
     With ``kv_memory`` (bytes): that many bytes of pages. Otherwise enough for ``max_sequences`` full sequences, but at
     most ``default_cap`` bytes and what ``memory_fraction`` of ``available`` leaves. One full sequence must fit.
+    ``host_memory``: bytes of the host tier, in whole pages, beside all that.
     Raises ``InvalidInput`` with the numbers when it does not, or when the whole exceeds the budget.
     """
     budget = None if available is None else int(available * memory_fraction)
-    fixed = needs.weights + needs.activations + needs.workspace
+    host_pages = host_memory // needs.page_bytes
+    if host_memory and not host_pages:
+        raise InvalidInput("host_kv_memory", host_memory, f"give a page at least: {show_size(needs.page_bytes)}")
+    fixed = needs.weights + needs.activations + needs.workspace + host_pages * needs.page_bytes
     one_sequence = math.ceil(max_seq_len / page_size) * num_groups
     if kv_memory is not None:
         pages = kv_memory // needs.page_bytes
@@ -177,7 +189,7 @@ def plan_memory(
         wanted = min((one_sequence + num_groups) * max_sequences, max(default_cap // needs.page_bytes, one_sequence))
         left = wanted if budget is None else (budget - fixed) // needs.page_bytes
         pages = max(0, min(wanted, left))
-    plan = MemoryPlan(needs, pages, page_size, num_groups, available, budget)
+    plan = MemoryPlan(needs, pages, page_size, num_groups, available, budget, host_pages)
     _check(plan, one_sequence, max_seq_len, kv_memory)
     return plan
 
@@ -192,9 +204,9 @@ def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int
     fixed = plan.total - plan.kv
     needed = max(plan.total, fixed + smallest)
     if plan.budget is not None and needed > plan.budget:
-        needs = plan.needs
+        needs, host = plan.needs, f"host tier {show_size(plan.host)} + " if plan.host else ""
         remedy = (
-            f"weights {show_size(needs.weights)} + KV {show_size(max(plan.kv, smallest))} + activations "
+            f"weights {show_size(needs.weights)} + KV {show_size(max(plan.kv, smallest))} + {host}activations "
             f"{show_size(needs.activations)} + workspace {show_size(needs.workspace)} = {show_size(needed)} do not "
             f"fit in {show_size(plan.budget)}; lower max_seq_len or max_batched_tokens, take a smaller model, "
             "or free memory"

@@ -7,11 +7,12 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from octavo.backends import create_backend
+from octavo.backends.host_pages import HostPages
 from octavo.backends.quantization import QuantConfig, QuantizedTensor, quantize
 from octavo.core.errors import InvalidInput
 from octavo.core.kv import KVCacheManager
@@ -24,7 +25,7 @@ from octavo.engine.runner import ModelRunner
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 
-__all__ = ["ModelParts", "build_core", "check_tensors", "page_bytes", "parts_from_fixture"]
+__all__ = ["ModelParts", "build_core", "check_tensors", "measure_swaps", "page_bytes", "parts_from_fixture"]
 
 _NEVER_QUANTIZED = ("norm.weight", ".bias")
 
@@ -70,17 +71,27 @@ def build_core(
     page_size: int,
     scheduling: SchedulerConfig,
     prefix_cache: bool = True,
+    host_pages: int = 0,
     seed_source: Callable[[], int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     audit: bool = False,
     overlap: bool = False,
 ) -> EngineCore:
-    """Pages, cache, scheduler and runner over ``parts``; ``overlap``: a step runs while the next one is planned."""
+    """Pages, cache, scheduler and runner over ``parts``.
+
+    ``host_pages``: pages of host memory for what the cache evicts. ``overlap``: a step runs while the next is planned.
+    """
     groups = parts.model.kv_groups()
     pool = parts.backend.allocate_kv(num_pages, page_size, groups)
     if hasattr(parts.model, "make_room"):  # a compiled model allocates all that its steps need now
         parts.model.make_room(pool, scheduling)
-    kv = KVCacheManager(num_pages, page_size, groups, store=pool, enable_prefix_cache=prefix_cache)
+    host = HostPages(host_pages, pool.stored_bytes) if host_pages else None
+    if host is not None and not scheduling.host_mb_per_s:
+        rate = measure_swaps(parts.backend, pool, host, page_bytes(parts.model, page_size))
+        scheduling = replace(scheduling, host_mb_per_s=rate)
+    kv = KVCacheManager(
+        num_pages, page_size, groups, store=pool, enable_prefix_cache=prefix_cache, host_pages=host_pages
+    )
     scheduler = ContinuousBatchScheduler(
         kv, scheduling, vocab_size=parts.config.vocab_size, model=parts.name, seed_source=seed_source
     )
@@ -96,10 +107,26 @@ def build_core(
         parts.weights,
         pool,
         num_groups=len(groups),
+        host=host,
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )
     return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap)
+
+
+def measure_swaps(backend: Any, pool: Any, host: HostPages, page_bytes: int) -> int:
+    """MB of pages, at ``page_bytes`` each, that come back from host memory in a second, checksums and all; at least 1.
+
+    The best of a few goes, over pages that hold nothing yet.
+    """
+    pairs = [(page, page) for page in range(min(pool.num_pages, host.num_pages, 128))]  # more than the caches hold
+    best = math.inf
+    for _ in range(3):
+        backend.swap_out(pool, host, pairs)
+        started = time.perf_counter()
+        backend.swap_in(pool, host, pairs)
+        best = min(best, time.perf_counter() - started)
+    return max(1, int(len(pairs) * page_bytes / max(best, 1e-9) / 1e6))
 
 
 def page_bytes(model: Any, page_size: int) -> int:

@@ -76,4 +76,5 @@ def _core_of(facts: Mapping[str, Any], model: str, say: Say) -> EngineCore:
         page_size=kv.page_size,
         scheduling=scheduler_config_of(facts),
         prefix_cache=kv.enable_prefix_cache,
+        host_pages=0 if kv.host is None else kv.host.num_pages,
     )
