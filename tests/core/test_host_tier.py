@@ -89,6 +89,14 @@ def test_pinned_pages_stay_and_dropped_ones_come_free_with_the_last_pin():
         tier.unpin(0)
 
 
+def test_the_queue_stays_as_small_as_what_it_speaks_of():
+    tier = HostTier(4, SIZE)
+    for _ in range(500):
+        keep_all(tier, [1, 1])
+        tier.use(tier.match("", [1, 1], 0))
+    assert len(tier._heap) <= 70
+
+
 @settings(max_examples=60)
 @given(st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.lists(st.integers(1, 2), min_size=1, max_size=7))))
 def test_it_never_finds_what_it_does_not_hold(pages, actions):
@@ -126,13 +134,17 @@ def broken_ways():
     def empty(tier, entry):
         tier._add(entry, (9, 9))
 
+    def detached(tier, entry):
+        tier._root("x").children[(1, 1)] = tier._holder[entry.pages[0]] = entry
+        tier._free, tier._roots = [1, 2], {"x": tier._root("x")}
+
     def loose(tier, entry):
         tier._roots.clear()
 
     def pinned(tier, entry):
         tier.pin(tier._free[0])
 
-    return [twice, unheld, misplaced, unqueued, empty, loose, pinned]
+    return [twice, unheld, misplaced, unqueued, empty, detached, loose, pinned]
 
 
 @pytest.mark.parametrize("breaks", broken_ways(), ids=lambda breaks: breaks.__name__)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from null_model import null_tokens
 from random_run import PARAMS, Plan, Run, worlds
 
-from octavo.core.errors import CorruptPages, InvalidInput
+from octavo.core.errors import CorruptPages, InvalidInput, InvariantBroken
 from octavo.core.kv import KVCacheManager
 from octavo.core.step_model import StepModel
 from octavo.core.undo import UndoLog
@@ -227,7 +227,7 @@ def test_the_last_token_is_computed_even_if_all_are_there():
 def test_swap_ins_that_nobody_takes_are_noticed():
     kv, units = evicted_prefix()
     begin(kv, units, UndoLog())
-    with pytest.raises(Exception, match="not taken"):
+    with pytest.raises(InvariantBroken, match="not taken"):
         kv.start_step(3)
 
 
@@ -258,3 +258,23 @@ def test_a_page_that_is_still_to_be_read_is_not_forgotten():
     kv.prefix.evict(4)
     outs, _ = kv.take_swaps(UndoLog())
     assert sorted(copy.source for copy in outs) == [0, 1, 2] and not forgotten
+
+
+def test_the_audit_holds_plan_and_tier_against_each_other():
+    kv, units = evicted_prefix()
+    begin(kv, units, UndoLog())
+    kv.host.pin(0)
+    with pytest.raises(InvariantBroken, match="pinned host pages"):
+        kv.audit()
+    kv.host.unpin(0)
+    kv.swaps._leaving[1] = 5
+    with pytest.raises(InvariantBroken, match="two swap-outs"):
+        kv.audit()
+
+
+def test_without_a_tier_there_is_nothing_to_restore_from():
+    kv, units = evicted_prefix()
+    swaps, kv.swaps = kv.swaps, None
+    assert kv.take_swaps(UndoLog()) == ((), ()) and kv.drop_host_pages([1]) == [1]
+    kv.swaps = swaps
+    assert begin(kv, units, UndoLog()).restored == 9

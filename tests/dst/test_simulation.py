@@ -16,7 +16,6 @@ from dst.simulator import Simulator
 from dst.sweep import FOR_EVER, fail_grab, fail_step, scenario, sweep
 
 UNREACHED = {"admitted->cancelled", "admitted->failed"}  # nothing happens between admission and the first chunk
-NOT_YET = {edge for edge in (f"{state}->{target}" for state, target in EDGES) if "swapped" in edge}
 
 
 @pytest.mark.parametrize("world", kept_runs(), ids=lambda world: f"seed {world.seed}")
@@ -34,10 +33,10 @@ def test_first_seeds_pass(first):
 
 def test_a_few_seeds_reach_every_edge_that_there_is():
     edges: Counter[tuple[str, str]] = Counter()
-    for seed in range(100, 160):
+    for seed in [*range(100, 160), 336]:  # in the last one fails while its pages are in the host tier
         edges += play_seed(seed, 150).edges
     missing = {f"{state}->{target}" for state, target in EDGES if not edges[state, target]}
-    assert missing == UNREACHED | NOT_YET
+    assert missing == UNREACHED
 
 
 def test_a_seed_draws_all_there_is():
