@@ -176,7 +176,18 @@ def check(mutation: Mutation, most_seeds: int = 400) -> Verdict:
 
 
 def _play(mutation: Mutation, folder: str, most_seeds: int) -> Verdict:
-    command = [sys.executable, "-S", "-m", "dst", "--lines", "--kept", "--seeds", str(most_seeds), "--events", str(EVENTS)]
+    command = [
+        sys.executable,
+        "-S",
+        "-m",
+        "dst",
+        "--lines",
+        "--kept",
+        "--seeds",
+        str(most_seeds),
+        "--events",
+        str(EVENTS),
+    ]
     paths = os.pathsep.join([folder, str(ROOT / "tests")])
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     others: dict[str, int] = {}
