@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from builders import VOCAB, Bench, make_kv, make_request
@@ -128,14 +129,20 @@ class Run:
         self.check_end()
         return self
 
-    def tick(self) -> None:
-        early, late = [], []  # what arrives before plan, and between plan and commit
+    def inputs(self) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
+        """What arrives at this moment: before the plan, and between plan and commit."""
+        early: list[Callable[[], None]] = []
+        late: list[Callable[[], None]] = []
         for i, (name, plan) in enumerate(self.plans.items()):
             side = early if (i + self.clock) % 2 else late
             if plan.arrival == self.clock:
                 side.append(lambda name=name, plan=plan: self.submit(name, plan))
             if plan.cancel_at is not None and plan.arrival + plan.cancel_at == self.clock:
                 side.append(lambda name=name: self.cancel(name))
+        return early, late
+
+    def tick(self) -> None:
+        early, late = self.inputs()
         for act in early:
             act()
         decision = self.scheduler.plan(self.clock, self.world.budget)

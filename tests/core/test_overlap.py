@@ -35,13 +35,7 @@ class OverlappedRun(Run):
             self.model.fault = None
 
     def tick(self):
-        early, late = [], []
-        for i, (name, plan) in enumerate(self.plans.items()):
-            side = early if (i + self.clock) % 2 else late
-            if plan.arrival == self.clock:
-                side.append(lambda name=name, plan=plan: self.submit(name, plan))
-            if plan.cancel_at is not None and plan.arrival + plan.cancel_at == self.clock:
-                side.append(lambda name=name: self.cancel(name))
+        early, late = self.inputs()
         for act in early:
             act()
         decision = self.running or self.scheduler.plan(self.clock, self.world.budget)

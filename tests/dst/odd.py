@@ -9,7 +9,7 @@ from null_model import NullModel, prefix_hashes
 
 from dst.invariants import Broken
 from octavo.core.draft import Draft
-from octavo.core.errors import OutOfPages
+from octavo.core.errors import InvariantBroken, OutOfPages
 from octavo.core.kv import KVCacheManager, PrefixHit
 from octavo.core.kv_restore import Restores
 from octavo.core.pages import Owner
@@ -36,7 +36,7 @@ class PoisonedPages:
 
     def write(self, page: int, offset: int, key: Sequence[float], value: Sequence[float]) -> None:
         """Not used: the null model writes hashes."""
-        raise NotImplementedError
+        raise InvariantBroken("the simulation keeps no keys and values")
 
     read = copy_page = write
 
