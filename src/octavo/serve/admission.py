@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from octavo.core.admission import Ask, Door, Guest, Limits, Refusal, held_bytes
 from octavo.core.params import SamplingParams
-from octavo.serve.errors import ApiError, refused
+from octavo.serve.errors import refused
 from octavo.serve.port import EnginePort
 from octavo.serve.prompts import Prompt
 
@@ -57,19 +57,6 @@ class Admission:
     def __init__(self, limits: Limits, engine: EnginePort, saw: Callable[[float, float], None]) -> None:
         self.door = Door(limits)
         self._engine, self._saw = engine, saw
-        self._ids: set[str] = set()
-
-    @contextmanager
-    def named(self, request_id: str) -> Iterator[None]:
-        """Keep an id for one request while the block runs. Raises ``ApiError`` 409."""
-        if request_id in self._ids:
-            message = "request_id: a request with this id is still running; wait for it, or send another id."
-            raise ApiError(409, message, param="request_id", code="duplicate_request_id")
-        self._ids.add(request_id)
-        try:
-            yield
-        finally:
-            self._ids.discard(request_id)
 
     def check(self, ask: Ask) -> None:
         """Refuse, before any work is done, what would not get in. Raises ``ApiError`` 429."""

@@ -34,6 +34,7 @@ from octavo.serve.completions import completion_events, completion_whole
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, invalid
 from octavo.serve.generate import Job, collect
+from octavo.serve.ledger import Ledger
 from octavo.serve.metrics import Metrics
 from octavo.serve.names import Warnings, decode_request
 from octavo.serve.params import sampling_params
@@ -78,6 +79,7 @@ class Server:
         self.model = config.served_model_name or engine.model_name
         self.metrics = Metrics(engine, self.model)
         self.admission = Admission(config.limits(), engine, self.metrics.saw_first_token)
+        self.ledger = Ledger()
         self.started = int(time.time())
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
 
@@ -89,6 +91,7 @@ class Server:
             Route("/v1/chat/completions", self._answered(self.chat), methods=post),
             Route("/v1/models", self._answered(self.models), methods=get),
             Route("/v1/models/{model:path}", self._answered(self.one_model), methods=get),
+            Route("/v1/requests/{request_id}", self._answered(self.one_request), methods=get),
             Route("/tokenize", self._answered(self.tokenize), methods=post),
             Route("/detokenize", self._answered(self.detokenize), methods=post),
             Route("/health", self.health, methods=get),
@@ -176,12 +179,13 @@ class Server:
         request_id = _request_id(http, order.body)
         tenant = tenant_of(http.headers.get("authorization", ""))
         with ExitStack() as places:
-            places.enter_context(self.admission.named(request_id))
+            entry = places.enter_context(self.ledger.running(request_id))
             self.admission.check(Ask(tenant, sequences))  # before work is done for it
             prompts = await self.in_thread(encode, order.body, self.engine, self.config)
             fit_context(prompts, params, self.engine, order.param)
             visit = places.enter_context(self.admission.enter(ask_of(tenant, prompts, params, self.engine)))
             reply = self._reply(order, request_id, prompts, tenant, visit)
+            entry.job = reply.job
             if order.body.stream:
                 stream = events(self.engine, reply, self.metrics)
                 return EventStream(stream, reply.headers(), self.config.stall_timeout, places.pop_all().close)
@@ -215,6 +219,10 @@ class Server:
     def _model_card(self) -> dict[str, Any]:
         card = {"id": self.model, "object": "model", "created": self.started, "owned_by": "octavo"}
         return {**card, "root": self.engine.model_name, "parent": None, "max_model_len": self.engine.max_seq_len}
+
+    async def one_request(self, request: Request) -> Response:
+        """GET /v1/requests/{id}: whether a request runs, or how it ended."""
+        return _json(self.ledger.describe(request.path_params["request_id"]))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: ``{"prompt"}`` or ``{"messages"}`` to ``{"tokens", "count", "max_model_len"}``."""

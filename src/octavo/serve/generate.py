@@ -36,6 +36,7 @@ class Job:
     saw_first_token: Callable[[], None] = lambda: None
     cached_tokens: dict[int, int] = field(default_factory=dict)  # prompt -> tokens from the prefix cache
     output_tokens: dict[int, int] = field(default_factory=dict)  # index -> tokens so far
+    outcome: str = "cancelled"  # unless it comes to an end: "finished", or "error"
 
     @property
     def num_choices(self) -> int:
@@ -94,6 +95,7 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
         while open_prompts:
             prompt, item = await queue.get()
             if isinstance(item, Exception):
+                job.outcome = "error"
                 raise _as_api_error(item) from item
             if item is None:
                 open_prompts -= 1
@@ -105,6 +107,7 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
             _count(job, prompt, index, item)
             yield index, item
             queue.task_done()  # whoever reads has come back for more
+        job.outcome = "finished"
     finally:
         timer.cancel()
         for task in tasks:

@@ -1,0 +1,69 @@
+"""Which requests run here, and how the last ones ended: what `GET /v1/requests/{id}` answers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.serve.errors import ApiError
+from octavo.serve.generate import Job
+
+__all__ = ["Entry", "Ledger"]
+
+_REMEMBERED = 4096  # requests that have ended
+
+
+@dataclass
+class Entry:
+    """A request that is being served; `job` once the engine has been asked for something."""
+
+    job: Job | None = None
+
+
+class Ledger:
+    """Requests by the id that their clients know. Used from the event loop only.
+
+    An id names one live request: a second one with the id of a live one is refused, so a retry never runs beside what
+    it repeats. A request that was refused before it ran is not remembered.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, Entry] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+
+    @contextmanager
+    def running(self, request_id: str) -> Iterator[Entry]:
+        """Keep an id for one request while the block runs. Raises ``ApiError`` 409."""
+        if request_id in self._running:
+            message = "request_id: a request with this id is still running; wait for it, or send another id."
+            raise ApiError(409, message, param="request_id", code="duplicate_request_id")
+        entry = self._running[request_id] = Entry()
+        try:
+            yield entry
+        finally:
+            del self._running[request_id]
+            if entry.job is not None:
+                self._remember(request_id, entry.job.outcome)
+
+    def _remember(self, request_id: str, outcome: str) -> None:
+        self._ended.pop(request_id, None)
+        self._ended[request_id] = outcome
+        while len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def describe(self, request_id: str) -> dict[str, Any]:
+        """Its status: running, finished, cancelled, or unknown (never seen, refused, or forgotten since).
+
+        What the engine failed on, or what took too long, is finished with `finish_reason` "error".
+        """
+        told: dict[str, Any] = {"id": request_id, "object": "request"}
+        entry = self._running.get(request_id)
+        if entry is not None:
+            return {**told, "status": "running", **({} if entry.job is None else {"usage": entry.job.usage()})}
+        ended = self._ended.get(request_id, "unknown")
+        if ended == "error":
+            return {**told, "status": "finished", "finish_reason": ended}
+        return {**told, "status": ended}

@@ -1,0 +1,65 @@
+"""GET /v1/requests/{id}: what became of a request, and that its id never runs twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+from fake_engine import FakeEngine
+from serve_http import CHAT, HELLO, Client, check_error, make_app, send
+from starlette.applications import Starlette
+
+NAMED = {**HELLO, "request_id": "mine"}
+
+
+def status(app: Starlette, request_id: str = "mine") -> dict[str, Any]:
+    answer = send(app, "GET", f"/v1/requests/{request_id}")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def test_how_a_request_ended() -> None:
+    for engine, stream, expected in (
+        (FakeEngine(), False, {"status": "finished"}),
+        (FakeEngine(), True, {"status": "finished"}),
+        (FakeEngine(fail_after=1), False, {"status": "finished", "finish_reason": "error"}),
+        (FakeEngine(fail_after=1), True, {"status": "finished", "finish_reason": "error"}),
+    ):
+        app = make_app(engine)
+        assert status(app) == {"id": "mine", "object": "request", "status": "unknown"}
+        send(app, "POST", CHAT, json={**NAMED, "stream": stream})
+        assert status(app) == {"id": "mine", "object": "request", **expected}
+
+
+def test_what_was_refused_never_ran() -> None:
+    app = make_app()
+    check_error(send(app, "POST", CHAT, json={**NAMED, "max_tokens": 10**6}), 400)
+    assert status(app)["status"] == "unknown"
+
+
+def test_a_live_id_is_refused_and_a_left_one_may_come_again() -> None:
+    engine = FakeEngine(hold_after=1)
+    app = make_app(engine)
+
+    async def ask(method: str, path: str, **kwargs: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **kwargs)
+
+    async def go() -> None:
+        client = Client(app, CHAT, {**NAMED, "stream": True})
+        running = asyncio.ensure_future(client.run())
+        await client.until_sent(3)
+        check_error(await ask("POST", CHAT, json=NAMED), 409, "request_id")
+        assert len(engine.asked) == 1
+        shown = (await ask("GET", "/v1/requests/mine")).json()
+        assert (shown["status"], shown["usage"]["completion_tokens"]) == ("running", 1)
+        client.leave()
+        await running
+        assert (await ask("GET", "/v1/requests/mine")).json()["status"] == "cancelled"
+        engine.hold_after = None
+        assert (await ask("POST", CHAT, json=NAMED)).status_code == 200
+        assert (await ask("GET", "/v1/requests/mine")).json()["status"] == "finished"
+
+    asyncio.run(go())
