@@ -201,6 +201,35 @@ def test_steps_do_not_wait_for_readers_and_nothing_overtakes_their_tokens(monkey
     run(body())
 
 
+def test_work_without_progress_is_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with make() as engine:
+            core, now = engine.loaded.core, [engine.clock()]
+            step = core.step
+            monkeypatch.setattr(engine, "clock", lambda: now[0])
+
+            def nothing_runs(_: float) -> Any:
+                core.idle = True
+                return ()
+
+            monkeypatch.setattr(core, "step", nothing_runs)
+            waiting = asyncio.create_task(read(engine, [1, 5], SamplingParams(max_tokens=2), request_id="stuck"))
+            while engine._progress is None:
+                await asyncio.sleep(0.001)
+            now[0] += 119
+            assert engine.health_problem() is None
+            now[0] += 2
+            assert "stuck" in (engine.health_problem() or "")
+            monkeypatch.setattr(core, "step", step)
+            assert len(tokens(await waiting)) == 2
+            now[0] += 1000
+            while core.has_work:
+                await asyncio.sleep(0.001)
+            assert engine.health_problem() is None
+
+    run(body())
+
+
 def test_an_error_in_the_model_ends_its_request_alone() -> None:
     async def body() -> None:
         engine = make()

@@ -20,10 +20,10 @@ EOS = 256
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 
-def byte_tokenizer() -> SimpleTokenizer:
+def byte_tokenizer(template: str = TEMPLATE) -> SimpleTokenizer:
     """Bytes 0 to 255 are ids 0 to 255; 256 ends a text."""
     vocab = [f"<0x{byte:02X}>" for byte in range(256)] + ["<eos>"]
-    return SimpleTokenizer(vocab, kind="bytes", eos=["<eos>"], chat_template=TEMPLATE)
+    return SimpleTokenizer(vocab, kind="bytes", eos=["<eos>"], chat_template=template)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,11 @@ class FakeEngine:
     problem: str | None = None
     asked: list[tuple[tuple[int, ...], SamplingParams, str]] = field(default_factory=list)
     tenants: list[str] = field(default_factory=list)
+    salts: list[str] = field(default_factory=list)
+    priorities: list[int] = field(default_factory=list)
     prefill_tokens_per_s: float = 0.0
     refusals: list[tuple[str, str, int, float]] = field(default_factory=list)
+    last_step_age: float = 0.0
     live: int = 0
     cancelled: int = 0
 
@@ -79,6 +82,7 @@ class FakeEngine:
             "pages_free": 6,
             "pages_cached": 1,
             "steps": 3,
+            "last_step_age": self.last_step_age,
         }
 
     async def generate(
@@ -94,6 +98,8 @@ class FakeEngine:
         prompt = tuple(prompt_token_ids)
         self.asked.append((prompt, params, request_id))
         self.tenants.append(tenant)
+        self.salts.append(cache_salt)
+        self.priorities.append(priority)
         self.live += 1
         done = False
         try:

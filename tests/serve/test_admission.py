@@ -48,6 +48,7 @@ def refusals(app: Starlette, count: int, requests: list[dict[str, Any]]) -> list
         ({"max_tenant_tokens": 6}, FIVE, "tenant_queue_full", 1),
         ({"max_request_memory": "4000"}, {**FIVE, "max_tokens": 1, "logprobs": 5}, "memory_full", 2),
         ({"max_first_token_s": 0.6}, FIVE, "first_token_late", 1),
+        ({"max_first_token_s": 9.0}, {**FIVE, "deadline_ms": 600}, "first_token_late", 1),
     ],
 )
 def test_too_much_is_told_when_to_come_back(limits: dict, body: dict, code: str, passed: int) -> None:

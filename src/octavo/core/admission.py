@@ -117,6 +117,7 @@ class Ask:
     sequences: int
     tokens: int = 0
     held_bytes: int = 0
+    within_s: float = 0.0  # it is of no use without a first token by then; 0: whenever
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class Door:
     def enter(self, ask: Ask, slots: int, tokens_per_s: float, now: float) -> Guest | Refusal:
         """Let a request in, or say why not. ``slots`` and ``tokens_per_s`` as in `Ahead`."""
         forecast = self._forecast(ask, slots, tokens_per_s)
-        refusal = self._too_many(ask) or self._too_late(forecast)
+        refusal = self._too_many(ask) or self._too_late(ask, forecast)
         if refusal is not None:
             return refusal
         self.sequences += ask.sequences
@@ -174,7 +175,7 @@ class Door:
 
     def refusal(self, ask: Ask, slots: int, tokens_per_s: float) -> Refusal | None:
         """What `enter` would say of a request, if it would say no."""
-        return self._too_many(ask) or self._too_late(self._forecast(ask, slots, tokens_per_s))
+        return self._too_many(ask) or self._too_late(ask, self._forecast(ask, slots, tokens_per_s))
 
     def _forecast(self, ask: Ask, slots: int, tokens_per_s: float) -> Forecast:
         ahead = Ahead(self.waiting, self.queued_tokens, self.sequences - self.waiting, slots, tokens_per_s)
@@ -232,10 +233,10 @@ class Door:
         count = excess / inside * max(self.sequences, 1)
         return _whole(count / rate if rate > 0.0 else 1.0)
 
-    def _too_late(self, forecast: Forecast) -> Refusal | None:
+    def _too_late(self, ask: Ask, forecast: Forecast) -> Refusal | None:
         """Nobody is refused by a forecast while nobody is inside: else a wrong one would never be corrected."""
-        most = self.limits.first_token_s
-        if not most or not self.sequences or forecast.seconds <= most:
+        most = min(limit for limit in (self.limits.first_token_s, ask.within_s, math.inf) if limit)
+        if most == math.inf or not self.sequences or forecast.seconds <= most:
             return None
         seconds = _whole(forecast.seconds - most)
         message = (

@@ -28,7 +28,7 @@ from octavo.engine.stats import engine_stats
 __all__ = ["AsyncEngine", "EngineStopped"]
 
 _IDLE_NAP = 0.001  # seconds between steps that found nothing to run (a prefix is waited for)
-_STUCK_AFTER = 120.0  # seconds in one step after which the engine counts as unhealthy
+_STUCK_AFTER = 120.0  # seconds with work and without progress after which the engine counts as unhealthy
 
 
 class EngineStopped(OctavoError):
@@ -86,7 +86,7 @@ class AsyncEngine:
         self._mailboxes: dict[str, _Mailbox] = {}
         self._failure: BaseException | None = None
         self._stopping = False
-        self._step_started: float | None = None
+        self._progress: float | None = None  # when work came, or a step last ran something; None: there is no work
         self._stats: Mapping[str, float] = engine_stats(loaded.core)
         self._next_id = 0
         self._lock = threading.Lock()
@@ -181,9 +181,10 @@ class AsyncEngine:
             return f"the engine loop failed: {type(self._failure).__name__}: {self._failure}"
         if not self._thread.is_alive():
             return "the engine has been shut down"
-        started = self._step_started
-        if started is not None and self.clock() - started > _STUCK_AFTER:
-            return f"one step has taken more than {_STUCK_AFTER:.0f} s"
+        since = self._progress
+        if since is not None and self.clock() - since > _STUCK_AFTER:
+            oldest = next(iter(self._mailboxes), "none")
+            return f"no step has ended for {_STUCK_AFTER:.0f} s: the oldest request is {oldest}"
         return None
 
     def shutdown(self, timeout: float = 10.0) -> None:
@@ -284,14 +285,18 @@ class AsyncEngine:
         """Run what the inbox holds (waiting for it when there is nothing else to do), then one step."""
         core = self.loaded.core
         if not core.has_work:
-            self._step_started = None
+            self._progress = None
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
         if self._stopping or not core.has_work:
             return
-        self._step_started = self.clock()
-        events = core.step(self._step_started)
+        now = self.clock()
+        if self._progress is None:
+            self._progress = now
+        events = core.step(now)
+        if not core.idle:
+            self._progress = self.clock()
         begun = core.clock()
         self._stats = engine_stats(core)
         self._deliver(self._router.take(events))

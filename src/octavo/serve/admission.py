@@ -23,11 +23,13 @@ def tenant_of(authorization: str) -> str:
     return "key-" + hashlib.blake2b(authorization.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
-def ask_of(tenant: str, prompts: Sequence[Prompt], params: SamplingParams, engine: EnginePort) -> Ask:
-    """What a request takes: choices, long prompts and logprobs at their price."""
+def ask_of(
+    tenant: str, prompts: Sequence[Prompt], params: SamplingParams, engine: EnginePort, within_s: float = 0.0
+) -> Ask:
+    """What a request takes: choices, long prompts and logprobs at their price. ``within_s`` as in `Ask`."""
     lengths = [len(prompt.token_ids) for prompt in prompts]
     held = sum(held_bytes(length, params, max(0, engine.max_seq_len - length)) for length in lengths)
-    return Ask(tenant, params.n * len(lengths), params.n * sum(lengths), held)
+    return Ask(tenant, params.n * len(lengths), params.n * sum(lengths), held, within_s)
 
 
 class Visit:
@@ -60,9 +62,13 @@ class Admission:
 
     def check(self, ask: Ask) -> None:
         """Refuse, before any work is done, what would not get in. Raises ``ApiError`` 429."""
-        refusal = self.door.refusal(ask, *self._capacity())
+        refusal = self.refusal(ask)
         if refusal is not None:
             raise refused(refusal)
+
+    def refusal(self, ask: Ask) -> Refusal | None:
+        """Why a request would be refused now."""
+        return self.door.refusal(ask, *self._capacity())
 
     @contextmanager
     def enter(self, ask: Ask) -> Iterator[Visit]:

@@ -14,12 +14,12 @@ from typing import Any
 
 from msgspec import UNSET
 
+from octavo.serve.dialects import event
 from octavo.serve.generate import Job, run
 from octavo.serve.metrics import Metrics
-from octavo.serve.names import Warnings
+from octavo.serve.names import Warnings, warning_headers
 from octavo.serve.port import Delta, EnginePort
 from octavo.serve.protocol import Answer, GenerationRequest
-from octavo.serve.sse import event
 
 __all__ = ["Reply", "extras", "stream_events"]
 
@@ -46,9 +46,7 @@ class Reply:
         headers = {"X-Request-Id": self.request_id}
         if self.first_token_s:
             headers["X-Octavo-First-Token-Forecast"] = f"{self.first_token_s:.4f}"
-        if self.warnings:
-            headers["X-Octavo-Warnings"] = ", ".join(warning["param"] or "more" for warning in self.warnings)
-        return headers
+        return headers | warning_headers(self.warnings)
 
     @property
     def warnings_field(self) -> Any:

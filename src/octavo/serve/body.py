@@ -106,9 +106,9 @@ def _too_large(limit: int) -> ApiError:
 
 
 class _TooLarge(ApiError):
-    def response(self) -> Any:
+    def response(self, content: bytes | None = None) -> Any:
         """The answer, which lets the client finish its writing."""
-        return _Draining(super().response())
+        return _Draining(super().response(content))
 
 
 class _Draining:

@@ -44,6 +44,7 @@ class ServeConfig:
     max_request_memory: str = _flag("512MiB", "Memory that tokens and logprobs of requests inside may come to take.")
     body_timeout: float = _flag(30.0, "Seconds that a client may take to send its body.")
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
+    ready_timeout: float = _flag(30.0, "Seconds without a step, while there is work, after which it is not ready.")
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave an answer unread before it is cut.")
     max_connections: int = _flag(1024, "Most open connections.")
     shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
@@ -70,7 +71,7 @@ class ServeConfig:
         if not 0 <= self.max_first_token_s < float("inf"):
             raise InvalidInput("max_first_token_s", self.max_first_token_s, "give a finite number of seconds, or 0")
         parse_size(self.max_request_memory, "max_request_memory")
-        for name in ("body_timeout", "request_timeout", "stall_timeout", "shutdown_timeout"):
+        for name in ("body_timeout", "request_timeout", "ready_timeout", "stall_timeout", "shutdown_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")
 

@@ -16,9 +16,17 @@ from octavo.core.errors import InvalidInput, shorten
 
 __all__ = ["ApiError", "from_invalid_input", "from_validation", "invalid", "refused", "safe_name"]
 
-_KINDS = {400: "invalid_request_error", 404: "not_found_error", 409: "conflict_error", 429: "rate_limit_error"}
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
 _JSON_WORDS = {"int": "integer", "str": "string", "bool": "boolean", "float": "number"}
 _RENAMED = {"prompt_token_ids": "prompt", "token_ids": "prompt"}
+_MISSING = re.compile(r"Object missing required field `(.*)`")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 
 
@@ -46,9 +54,9 @@ class ApiError(Exception):
         kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The error as an HTTP answer."""
-        content = msgspec.json.encode(self.body())
+    def response(self, content: bytes | None = None) -> Any:
+        """The error as an HTTP answer; `content` replaces OpenAI's body."""
+        content = msgspec.json.encode(self.body()) if content is None else content
         return Response(content, self.status, self.headers, media_type="application/json")
 
 
@@ -76,10 +84,14 @@ def from_invalid_input(error: InvalidInput) -> ApiError:
     return ApiError(400, f"{field}{shown}: {error.remedy}", param=safe_name(re.split(r"[.\[]", field)[0]))
 
 
-def from_validation(error: msgspec.ValidationError) -> ApiError:
-    """A field of the wrong type: a 400 that says, in JSON's words, what was expected."""
+def from_validation(error: msgspec.ValidationError, prefix: str = "") -> ApiError:
+    """A field of the wrong type, or missing: a 400 that says, in JSON's words, what was expected, and of what."""
     text, _, path = str(error).partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
+    path = path.rstrip("`").lstrip(".")
+    missing = _MISSING.fullmatch(text)
+    if missing:
+        text, path = "is missing", f"{path}.{missing[1]}".lstrip(".")
+    param = prefix + path or None
     text = re.sub(r"`([^`]*)`", lambda found: _json_words(found[1]), text)
     if param is None:
         return ApiError(400, f"The body cannot be read: {text[:200]}.", code="invalid_type")

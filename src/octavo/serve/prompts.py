@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,14 +12,17 @@ from msgspec import UNSET
 from octavo.core.errors import InvalidInput
 from octavo.core.params import MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingParams
 from octavo.serve.config import ServeConfig
-from octavo.serve.errors import ApiError, from_invalid_input, invalid
+from octavo.serve.errors import ApiError, from_invalid_input, invalid, safe_name
 from octavo.serve.port import EnginePort
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.tokenizers.base import Tokenizer
 
 __all__ = ["Prompt", "count_prompts", "decode_ids", "encode_chat_prompt", "encode_prompts", "fit_context"]
-__all__ += ["ending_at_turns"]
+__all__ += ["ending_at_turns", "render_chat_prompt", "token_strings"]
 
+_TEMPLATE_FIELDS = ("messages", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
+_TAKEN = ("chat_template", "documents", "runner", "tokenizer", "tools", *_TEMPLATE_FIELDS)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _ROLES = ("system", "developer", "user", "assistant")
 _CONTEXT_CHARS = 8  # a prompt longer than this many characters a context token is refused before tokenizing
 
@@ -47,13 +51,36 @@ def encode_chat_prompt(request: ChatRequest, engine: EnginePort, config: ServeCo
     """The one prompt of a conversation, through the model's template. Raises ``ApiError`` 400."""
     from octavo.tokenizers.chat import encode_chat
 
+    return [Prompt(tuple(_through_template(encode_chat, request, engine, config)))]
+
+
+def render_chat_prompt(request: ChatRequest, engine: EnginePort, config: ServeConfig) -> str:
+    """The text of a conversation's prompt. Raises ``ApiError`` 400."""
+    from octavo.tokenizers.chat import render_chat
+
+    return str(_through_template(render_chat, request, engine, config))
+
+
+def _through_template(function: Any, request: ChatRequest, engine: EnginePort, config: ServeConfig) -> Any:
     messages = _messages(request.messages)
     _check_chars("messages", sum(len(message["content"]) for message in messages), engine, config)
+    goes_on = bool(request.continue_final_message)
+    opened = request.add_generation_prompt
+    options = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on if opened is None else opened}
     try:
-        ids = encode_chat(engine.tokenizer, messages)
+        return function(engine.tokenizer, messages, **options, **_variables(request.chat_template_kwargs or {}))
     except InvalidInput as error:
-        raise ApiError(400, f"messages: {error.remedy}", param="messages") from error
-    return [Prompt(tuple(ids))]
+        param = re.split(r"[.\[]", error.field)[0]
+        param = param if param in _TEMPLATE_FIELDS else "messages"
+        raise ApiError(400, f"{param}: {error.remedy}", param=param) from error
+
+
+def _variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Names for the template; of those that `render_chat` takes itself, none."""
+    wrong = next((name for name in given if not _VARIABLE.fullmatch(name) or name in _TAKEN), None)
+    if wrong is not None:
+        raise invalid("chat_template_kwargs", f"{safe_name(wrong)} is no variable that a request may set")
+    return given
 
 
 def ending_at_turns(params: SamplingParams, engine: EnginePort) -> SamplingParams:
@@ -68,9 +95,14 @@ def ending_at_turns(params: SamplingParams, engine: EnginePort) -> SamplingParam
     return replace(params, stop=stop, stop_token_ids=(*params.stop_token_ids, *ids)[:MAX_STOP_IDS]) if marks else params
 
 
-def decode_ids(ids: list[Any], engine: EnginePort) -> str:
+def decode_ids(ids: list[Any], engine: EnginePort, param: str = "prompt") -> str:
     """Text of ids, special tokens included. Raises ``ApiError`` 400."""
-    return engine.tokenizer.decode(_checked_ids(ids, engine.vocab_size), skip_special_tokens=False)
+    return engine.tokenizer.decode(_checked_ids(ids, engine.vocab_size, param), skip_special_tokens=False)
+
+
+def token_strings(ids: Sequence[int], engine: EnginePort) -> list[str]:
+    """Each token as the vocabulary spells it."""
+    return [engine.tokenizer.id_to_token(token) or "" for token in ids]
 
 
 def fit_context(prompts: Sequence[Prompt], params: SamplingParams, engine: EnginePort, param: str) -> None:
@@ -121,12 +153,12 @@ def _encode_text(tokenizer: Tokenizer, text: str, special: bool) -> tuple[int, .
         raise from_invalid_input(InvalidInput("prompt", None, error.remedy)) from error
 
 
-def _checked_ids(item: Any, vocab_size: int) -> tuple[int, ...]:
+def _checked_ids(item: Any, vocab_size: int, param: str = "prompt") -> tuple[int, ...]:
     if not isinstance(item, list) or not all(_is_int(value) for value in item):
-        raise invalid("prompt", "must be a string, token ids, or a list of either")
+        raise invalid(param, "must be a string, token ids, or a list of either")
     wrong = next((value for value in item if not 0 <= value < vocab_size), None)
     if wrong is not None:
-        raise invalid("prompt", f"{wrong} is no token id; ids are 0 to {vocab_size - 1}")
+        raise invalid(param, f"{wrong} is no token id; ids are 0 to {vocab_size - 1}")
     return tuple(item)
 
 

@@ -60,6 +60,7 @@ class GenerationRequest(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     request_id: str | None = None
+    deadline_ms: float | None = None
     cache_salt: str | None = None
 
 
@@ -79,6 +80,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class PromptTokensDetails(Struct):

@@ -1,4 +1,4 @@
-"""Answers that watch their client: server-sent events, and whole answers that stop when nobody waits for them.
+"""Answers that watch their client: streams, and whole answers that stop when nobody waits for them.
 
 Whatever happens, the work behind an answer is cancelled as soon as its client has left or stops reading.
 """
@@ -11,29 +11,23 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from octavo.serve.dialects import Dialect
 from octavo.serve.errors import ApiError
 
-__all__ = ["DONE", "EventStream", "event", "until_disconnect"]
+__all__ = ["EventStream", "until_disconnect"]
 
-DONE = b"data: [DONE]\n\n"
 _Result = TypeVar("_Result")
 _CHECK_EVERY = 1.0  # seconds between looks at a client that does not read
 _log = logging.getLogger(__name__)
 
 
-def event(value: object) -> bytes:
-    """One server-sent event."""
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
 class EventStream:
-    """An ASGI answer of server-sent events, each a `bytes` that ends with an empty line.
+    """An ASGI answer of frames, such as server-sent events, each a `bytes`.
 
-    An error inside the stream is an event in our error shape. `[DONE]` follows whatever ended it.
+    An error inside the stream is a frame in the dialect's shape. The dialect's end follows whatever ended it.
     """
 
     status_code = 200
@@ -44,11 +38,13 @@ class EventStream:
         headers: Mapping[str, str],
         stall_timeout: float,
         on_close: Callable[[], object],
+        dialect: Dialect,
     ) -> None:
         self._events = events
         self._headers = headers
         self._stall_timeout = stall_timeout
         self._on_close = on_close
+        self._dialect = dialect
         self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,7 +59,7 @@ class EventStream:
             self._on_close()
 
     async def _send_all(self, send: Send) -> None:
-        lines = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **self._headers}
+        lines = {"content-type": self._dialect.media_type, "cache-control": "no-cache", **self._headers}
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in lines.items()]
         async with aclosing(self._events) as events:
             await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
@@ -71,10 +67,11 @@ class EventStream:
                 async for piece in events:
                     await self._send(send, {"type": "http.response.body", "body": piece, "more_body": True})
             except ApiError as error:
-                await self._send(send, {"type": "http.response.body", "body": event(error.body()), "more_body": True})
+                body = self._dialect.error_frame(error)
+                await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})
             except OSError:  # the connection broke under the write
                 return
-            await self._send(send, {"type": "http.response.body", "body": DONE, "more_body": False})
+            await self._send(send, {"type": "http.response.body", "body": self._dialect.end, "more_body": False})
 
     async def _send(self, send: Send, message: dict[str, Any]) -> None:
         self._sending_since = asyncio.get_running_loop().time()

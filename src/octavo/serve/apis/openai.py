@@ -1,0 +1,68 @@
+"""OpenAI: completions, chat completions, models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.serve.chat import chat_events, chat_whole
+from octavo.serve.completions import completion_events, completion_whole
+from octavo.serve.dialects import json_response
+from octavo.serve.errors import ApiError
+from octavo.serve.front import Front, Order
+from octavo.serve.prompts import count_prompts
+from octavo.serve.protocol import ChatRequest, CompletionRequest
+
+__all__ = ["routes"]
+
+
+def routes(front: Front) -> list[Route]:
+    """The routes of this API."""
+    api = _OpenAI(front)
+    return [
+        Route("/v1/completions", front.answered(api.completions), methods=["POST"]),
+        Route("/v1/chat/completions", front.answered(api.chat), methods=["POST"]),
+        Route("/v1/models", front.answered(api.models), methods=["GET"]),
+        Route("/v1/models/{model:path}", front.answered(api.one_model), methods=["GET"]),
+    ]
+
+
+class _OpenAI:
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def completions(self, http: Request) -> Any:
+        """POST /v1/completions."""
+        front = self._front
+        body, warnings = await front.body(http, CompletionRequest)
+        params = await front.in_thread(front.parameters, body)
+        count = count_prompts(body, front.config)
+        order = Order(body, params, warnings, "cmpl-", "prompt", completion_events, completion_whole, num_prompts=count)
+        return await front.serve(http, order)
+
+    async def chat(self, http: Request) -> Any:
+        """POST /v1/chat/completions."""
+        front = self._front
+        body, warnings = await front.body(http, ChatRequest)
+        params = await front.in_thread(front.parameters, body)
+        order = Order(body, params, warnings, "chatcmpl-", "messages", chat_events, chat_whole)
+        return await front.serve(http, order)
+
+    async def models(self, http: Request) -> Response:
+        """GET /v1/models."""
+        return json_response({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, http: Request) -> Response:
+        """GET /v1/models/{id}."""
+        if http.path_params["model"] not in (self._front.model, self._front.engine.model_name):
+            message = f"There is no such model here; served is {self._front.model}."
+            raise ApiError(404, message, code="model_not_found")
+        return json_response(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        front = self._front
+        card = {"id": front.model, "object": "model", "created": front.started, "owned_by": "octavo"}
+        return {**card, "root": front.engine.model_name, "parent": None, "max_model_len": front.engine.max_seq_len}

@@ -1,0 +1,129 @@
+"""Text to token ids and back (vLLM's shapes), and a conversation as the prompt that it becomes (llama.cpp's)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.serve.body import read_json
+from octavo.serve.dialects import json_response
+from octavo.serve.front import Front
+from octavo.serve.names import Warnings, decode_request, warning_headers
+from octavo.serve.prompts import (
+    decode_ids,
+    encode_chat_prompt,
+    encode_prompts,
+    render_chat_prompt,
+    token_strings,
+)
+from octavo.serve.protocol import ChatRequest, CompletionRequest
+
+__all__ = ["DetokenizeRequest", "TemplateRequest", "TokenizeChatRequest", "TokenizeTextRequest", "routes"]
+
+
+class _Named(Struct, kw_only=True):
+    model: str | None = None
+
+
+class TokenizeTextRequest(_Named, kw_only=True):
+    """Body of `/tokenize` for a text."""
+
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TemplateRequest(_Named, kw_only=True):
+    """Body of `/apply-template`: a conversation."""
+
+    messages: list[dict[str, Any]]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeChatRequest(TemplateRequest, kw_only=True):
+    """Body of `/tokenize` for a conversation."""
+
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(_Named, kw_only=True):
+    """Body of `/detokenize`."""
+
+    tokens: list[int]
+
+
+def routes(front: Front) -> list[Route]:
+    """The routes of this API."""
+    api, post = _Tokens(front), ["POST"]
+    found = []
+    for prefix in ("", "/v1"):
+        found += [
+            Route(f"{prefix}/tokenize", front.answered(api.tokenize), methods=post),
+            Route(f"{prefix}/detokenize", front.answered(api.detokenize), methods=post),
+        ]
+    return [*found, Route("/apply-template", front.answered(api.apply_template), methods=post)]
+
+
+class _Tokens:
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def tokenize(self, http: Request) -> Response:
+        """POST /tokenize: ``{"prompt"}`` or ``{"messages"}`` to ``{"tokens", "count", ...}``."""
+        front = self._front
+        raw = await read_json(http, front.config)
+        return await front.in_thread(self._tokenized, raw)
+
+    def _tokenized(self, raw: dict[str, Any]) -> Response:
+        front = self._front
+        asked: TokenizeTextRequest | TokenizeChatRequest
+        if "messages" in raw:
+            asked, warnings = chat, _ = decode_request(raw, TokenizeChatRequest)
+            prompt = encode_chat_prompt(_conversation(chat), front.engine, front.config)[0]
+        else:
+            asked, warnings = text, _ = decode_request(raw, TokenizeTextRequest)
+            body = CompletionRequest(prompt=text.prompt, add_special_tokens=text.add_special_tokens)
+            prompt = encode_prompts(body, front.engine, front.config)[0]
+        front.check_model(asked.model)
+        ids = list(prompt.token_ids)
+        strings = token_strings(ids, front.engine) if asked.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": front.engine.max_seq_len, "tokens": ids, "token_strs": strings}
+        return _told(answer, warnings)
+
+    async def detokenize(self, http: Request) -> Response:
+        """POST /detokenize: ``{"tokens": [ids]}`` to ``{"prompt": text}``."""
+        front = self._front
+        asked, warnings = await front.body(http, DetokenizeRequest)
+        front.check_model(asked.model)
+        text = await front.in_thread(decode_ids, asked.tokens, front.engine, "tokens")
+        return _told({"prompt": text}, warnings)
+
+    async def apply_template(self, http: Request) -> Response:
+        """POST /apply-template: ``{"messages"}`` to ``{"prompt": text}``, as the model would read it."""
+        front = self._front
+        asked, warnings = await front.body(http, TemplateRequest)
+        front.check_model(asked.model)
+        text = await front.in_thread(render_chat_prompt, _conversation(asked), front.engine, front.config)
+        return _told({"prompt": text}, warnings)
+
+
+def _conversation(asked: TemplateRequest) -> ChatRequest:
+    return ChatRequest(
+        messages=asked.messages,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        chat_template_kwargs=asked.chat_template_kwargs,
+    )
+
+
+def _told(answer: dict[str, Any], warnings: Warnings) -> Response:
+    """The answer with the warnings about its request, in a field and in a header."""
+    if not warnings:
+        return json_response(answer)
+    return json_response({**answer, "warnings": warnings}, warning_headers(warnings))

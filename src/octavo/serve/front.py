@@ -1,0 +1,219 @@
+"""The one way of a request to the engine, whatever API it came by.
+
+body -> typed request -> (translation into ours) -> parameters -> token ids (in a thread) -> engine -> JSON or a stream
+
+An API is what it hands to `Front.understood` and `Front.serve`: how its body reads, and how its answers are written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from octavo.core.admission import Ask
+from octavo.core.params import SamplingParams
+from octavo.serve.admission import Admission, Visit, ask_of, tenant_of
+from octavo.serve.answers import Reply
+from octavo.serve.body import read_json
+from octavo.serve.config import ServeConfig
+from octavo.serve.dialects import OPENAI, Dialect, json_response
+from octavo.serve.errors import ApiError, invalid
+from octavo.serve.generate import Choice, Job, collect
+from octavo.serve.known_names import GENERATION, Names
+from octavo.serve.ledger import Ledger
+from octavo.serve.metrics import Metrics
+from octavo.serve.names import Warnings, decode_request, note
+from octavo.serve.params import sampling_params
+from octavo.serve.port import EnginePort
+from octavo.serve.prompts import Prompt, encode_chat_prompt, encode_prompts, ending_at_turns, fit_context
+from octavo.serve.protocol import ChatRequest, CompletionRequest
+from octavo.serve.sse import EventStream, until_disconnect
+
+__all__ = ["Encode", "Events", "Front", "Order", "Whole", "internal_error"]
+
+_Result = TypeVar("_Result")
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_TEXT_THREADS = 2
+_NO_PRIORITY = "start the server with --policy priority to have it honoured"
+_log = logging.getLogger(__name__)
+
+Encode = Callable[[Any, EnginePort, ServeConfig], Sequence[Prompt]]
+Events = Callable[[EnginePort, Reply, Metrics], AsyncGenerator[bytes, None]]
+Whole = Callable[[EnginePort, Reply, Sequence[Choice]], Any]
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A request in our words, and how its API answers. `param` names the prompt; `asked` is the body as it came."""
+
+    body: CompletionRequest | ChatRequest
+    params: SamplingParams
+    warnings: Warnings
+    answer_id: str  # what stands before the request's id in the answer's
+    param: str
+    events: Events
+    whole: Whole
+    dialect: Dialect = OPENAI
+    asked: Any = None
+    num_prompts: int = 1
+
+    @property
+    def encode(self) -> Encode:
+        """Makes the prompts' token ids."""
+        return encode_chat_prompt if isinstance(self.body, ChatRequest) else encode_prompts
+
+
+class Front:
+    """The state of one application: engine, limits, metrics, places, text threads."""
+
+    def __init__(self, engine: EnginePort, config: ServeConfig, policy: str) -> None:
+        self.engine = engine
+        self.policy = policy
+        self.config = config
+        self.model = config.served_model_name or engine.model_name
+        self.metrics = Metrics(engine, self.model)
+        self.admission = Admission(config.limits(), engine, self.metrics.saw_first_token)
+        self.ledger = Ledger()
+        self.started = int(time.time())
+        self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
+
+    def close(self) -> None:
+        """Nothing more will be asked."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, function: Callable[..., _Result], *args: Any) -> _Result:
+        """Run text work (templates, tokenizing) off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args))
+
+    def answered(self, handler: Handler, dialect: Dialect = OPENAI) -> Handler:
+        """The handler with its refusals as answers, and every answer counted."""
+
+        async def answer(request: Request) -> Any:
+            try:
+                reply = await handler(request)
+            except ApiError as error:
+                self._note_refusal(request, error)
+                reply = dialect.error_response(error)
+            except ClientDisconnect:
+                reply = Response(status_code=499)
+            except Exception:
+                _log.exception("a request failed")
+                reply = dialect.error_response(internal_error())
+            self.metrics.answered(request.scope["route"].path, reply.status_code)
+            return reply
+
+        return answer
+
+    def _note_refusal(self, request: Request, error: ApiError) -> None:
+        if error.status != 429:
+            return
+        self.metrics.refused(error.code or "")
+        name = request.headers.get("x-request-id", "")
+        known = name if _REQUEST_ID.fullmatch(name) else ""
+        self.engine.note_refusal(known, error.message, error.status, float(error.headers.get("Retry-After", "0")))
+
+    async def body(self, http: Request, kind: type[_Body], names: Names = GENERATION) -> tuple[_Body, Warnings]:
+        """The typed body, and the warnings about it. Raises ``ApiError``."""
+        raw = await read_json(http, self.config)
+        return await self.in_thread(decode_request, raw, kind, names)
+
+    def parameters(self, body: CompletionRequest | ChatRequest) -> SamplingParams:
+        """What the engine is told of sampling. Raises ``ApiError``, also for a model that is not here. In a thread."""
+        self.check_model(body.model)
+        self.check_health()
+        params = sampling_params(body, self.config, self.engine.vocab_size)
+        return ending_at_turns(params, self.engine) if isinstance(body, ChatRequest) else params
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served here."""
+        if name is not None and name not in (self.model, self.engine.model_name):
+            message = f"model: there is no such model here; served is {self.model}."
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def check_health(self) -> None:
+        """Refuse work for an engine that does not move."""
+        if self.engine.health_problem() is not None:
+            retry = {"Retry-After": "5"}
+            raise ApiError(503, "The engine does not run; see /health.", code="engine_down", headers=retry)
+
+    def refuses_now(self) -> str | None:
+        """Why a small request of nobody in particular would not be let in now; None if it would."""
+        refusal = self.admission.refusal(Ask("", 1))
+        return None if refusal is None else refusal.message
+
+    async def serve(self, http: Request, order: Order) -> Any:
+        """Hold a place, make token ids, and run the engine while the client is there: as a stream, or whole."""
+        params = order.params
+        sequences = order.num_prompts * params.n
+        if sequences > self.config.max_prompts:
+            raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
+        if order.body.priority and "priority" not in self.policy.split(","):
+            note(order.warnings, "priority", _NO_PRIORITY)
+        request_id = request_id_of(http, order.body.request_id)
+        tenant = tenant_of(http.headers.get("authorization", ""))
+        with ExitStack() as places:
+            entry = places.enter_context(self.ledger.running(request_id))
+            self.admission.check(Ask(tenant, sequences))  # before work is done for it
+            prompts = await self.in_thread(order.encode, order.body, self.engine, self.config)
+            fit_context(prompts, params, self.engine, order.param)
+            ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms))
+            visit = places.enter_context(self.admission.enter(ask))
+            reply = self._reply(order, request_id, prompts, tenant, visit)
+            entry.job = reply.job
+            if order.body.stream:
+                stream = order.events(self.engine, reply, self.metrics)
+                close = places.pop_all().close
+                return EventStream(stream, reply.headers(), self.config.stall_timeout, close, order.dialect)
+            choices = await until_disconnect(http, collect(self.engine, reply.job, self.metrics))
+            return await self.in_thread(
+                lambda: json_response(order.whole(self.engine, reply, choices), reply.headers())
+            )
+
+    def _reply(self, order: Order, request_id: str, prompts: Sequence[Prompt], tenant: str, visit: Visit) -> Reply:
+        body = order.body
+        job = Job(
+            request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
+            prompts=prompts,
+            params=order.params,
+            timeout=min(_seconds(body.deadline_ms) or float("inf"), self.config.request_timeout),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            tenant=tenant,
+            saw_first_token=visit.first_token,
+        )
+        asked = body if order.asked is None else order.asked
+        answer_id = f"{order.answer_id}{request_id}"
+        return Reply(asked, job, self.model, answer_id, request_id, order.warnings, first_token_s=visit.forecast)
+
+
+def _seconds(milliseconds: float | None) -> float:
+    return 0.0 if milliseconds is None else milliseconds / 1e3
+
+
+def request_id_of(http: Request, named: str | None) -> str:
+    """The id that the client chose (field, then header), or a fresh one."""
+    chosen = named if named is not None else http.headers.get("x-request-id")
+    if chosen is None:
+        return uuid.uuid4().hex
+    if not _REQUEST_ID.fullmatch(chosen):
+        raise invalid("request_id", "must have 1 to 128 letters, digits or any of . _ : -")
+    return chosen
+
+
+def internal_error() -> ApiError:
+    """What a client is told of a fault of ours."""
+    return ApiError(500, "The server failed on this request; see its log.", code="internal_error")

@@ -1,0 +1,138 @@
+"""Tables of names: of what other engines call ours, of what is known and refused, of what changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "GENERATION", "LABEL", "NO_GRAMMAR", "NO_THINKING", "NO_TOOLS", "TEXT_ONLY", "Names", "is_empty", "one_of",
+]  # fmt: skip
+
+Refused = tuple[Callable[[Any], bool], str]  # (values that ask for nothing, why it is refused and what to do)
+
+
+@dataclass(frozen=True)
+class Names:
+    """What becomes of names that are no field of a request."""
+
+    aliases: Mapping[str, str] = field(default_factory=dict)  # theirs -> a field
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    idle: Mapping[str, str] = field(default_factory=dict)  # changes no answer -> why
+
+
+def is_empty(value: Any) -> bool:
+    """null, false, nothing: asking for an unsupported thing to be off is no request for it."""
+    return value is None or value is False or value == [] or value == {} or value == ""
+
+
+def one_of(*values: Any) -> Callable[[Any], bool]:
+    """A test for these values, besides empty ones."""
+    return lambda value: is_empty(value) or any(type(value) is type(known) and value == known for known in values)
+
+
+def _off(*values: float) -> Callable[[Any], bool]:
+    return lambda value: is_empty(value) or (isinstance(value, int | float) and value in values)
+
+
+NO_TOOLS = "this server does not call tools yet; describe the tools in the prompt and parse the answer"
+NO_GRAMMAR = "this server does not constrain output yet; ask for the format in the prompt and validate the answer"
+TEXT_ONLY = "this model reads and writes text only; leave it out"
+NO_THINKING = "this model has no reasoning to control; leave it out"
+LABEL = "it is a label that this server does not use"
+_NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
+_NO_SAMPLER = "this way of sampling is not supported; use temperature, top_k, top_p and min_p"
+_NO_STATES = "states inside the model are not given out; leave it out"
+_NO_CODE = "a request brings no code; leave it out"
+_ONE_MODEL = "there are no adapters here; leave it out"
+_PLACED = "one engine serves all, and there is nothing to place or to transfer"
+_CACHED = "prefixes are cached and found again by themselves"
+
+GENERATION = Names(
+    aliases={
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+        "n_predict": "max_tokens",
+        "num_predict": "max_tokens",
+        "n_cmpl": "n",
+        "no_stop_trim": "include_stop_str_in_output",
+        "repeat_penalty": "repetition_penalty",
+        "return_tokens": "return_token_ids",
+        "rid": "request_id",
+        "token_ids_logprob": "logprob_token_ids",
+    },
+    refused={
+        "tools": (is_empty, NO_TOOLS),
+        "tool_choice": (one_of("none", "auto"), NO_TOOLS),
+        "functions": (is_empty, NO_TOOLS),
+        "function_call": (one_of("none", "auto"), NO_TOOLS),
+        "parallel_tool_calls": (one_of(True), NO_TOOLS),
+        "response_format": (one_of({"type": "text"}), NO_GRAMMAR),
+        "structured_outputs": (is_empty, NO_GRAMMAR),
+        "guided_json": (is_empty, NO_GRAMMAR),
+        "guided_regex": (is_empty, NO_GRAMMAR),
+        "guided_choice": (is_empty, NO_GRAMMAR),
+        "guided_grammar": (is_empty, NO_GRAMMAR),
+        "grammar": (is_empty, NO_GRAMMAR),
+        "json_schema": (is_empty, NO_GRAMMAR),
+        "regex": (is_empty, NO_GRAMMAR),
+        "ebnf": (is_empty, NO_GRAMMAR),
+        "structural_tag": (is_empty, NO_GRAMMAR),
+        "audio": (is_empty, TEXT_ONLY),
+        "modalities": (one_of(["text"]), TEXT_ONLY),
+        "suffix": (is_empty, "filling a gap is not supported; leave it out"),
+        "best_of": (one_of(1), "ranking candidates is not supported; use n and choose by logprobs"),
+        "use_beam_search": (is_empty, "beam search is not supported yet; leave it out to sample"),
+        "length_penalty": (_off(1), "beam search is not supported yet; leave it out to sample"),
+        "early_stopping": (is_empty, "beam search is not supported yet; leave it out to sample"),
+        "bad_words": (is_empty, "words cannot be banned yet; ban token ids with banned_token_ids or logit_bias"),
+        "stop_regex": (is_empty, "stopping by a pattern is not supported; use stop with strings"),
+        "no_repeat_ngram_size": (_off(0), "repeated groups cannot be banned; use repetition_penalty"),
+        "repetition_detection": (is_empty, "loops are not looked for; use repetition_penalty and max_tokens"),
+        "prediction": (is_empty, "predicted outputs are not supported; leave it out"),
+        "web_search_options": (is_empty, "this server does not search the web; leave it out"),
+        "prompt_embeds": (is_empty, "embeddings as a prompt are not supported; send text or token ids"),
+        "input_embeds": (is_empty, "embeddings as a prompt are not supported; send text or token ids"),
+        "truncate_prompt_tokens": (is_empty, "a prompt is never cut; shorten it before sending"),
+        "truncation_side": (is_empty, "a prompt is never cut; shorten it before sending"),
+        "n_keep": (_off(0), "a prompt is never cut; shorten it before sending"),
+        "chat_template": (is_empty, _NO_TEMPLATE),
+        "documents": (is_empty, _NO_TEMPLATE),
+        "reasoning_effort": (one_of("none"), NO_THINKING),
+        "thinking_token_budget": (is_empty, NO_THINKING),
+        "thinking": (one_of({"type": "disabled"}), NO_THINKING),
+        "store": (is_empty, "answers are stored on /v1/responses alone; leave it out here"),
+        "typical_p": (_off(1), _NO_SAMPLER),
+        "top_n_sigma": (_off(-1, 0), _NO_SAMPLER),
+        "xtc_probability": (_off(0), _NO_SAMPLER),
+        "dry_multiplier": (_off(0), _NO_SAMPLER),
+        "dynatemp_range": (_off(0), _NO_SAMPLER),
+        "mirostat": (_off(0), _NO_SAMPLER),
+        "top_p_min": (_off(0), _NO_SAMPLER),
+        "samplers": (is_empty, _NO_SAMPLER),
+        "watermark": (is_empty, "text is not marked; leave it out"),
+        "custom_logit_processor": (is_empty, _NO_CODE),
+        "custom_params": (is_empty, _NO_CODE),
+        "vllm_xargs": (is_empty, _NO_CODE),
+        "lora_path": (is_empty, _ONE_MODEL),
+        "lora_request": (is_empty, _ONE_MODEL),
+        "lora": (is_empty, _ONE_MODEL),
+        "adapter_id": (is_empty, _ONE_MODEL),
+        "return_hidden_states": (is_empty, _NO_STATES),
+        "return_routed_experts": (is_empty, _NO_STATES),
+        "mm_processor_kwargs": (is_empty, TEXT_ONLY),
+        "media_io_kwargs": (is_empty, TEXT_ONLY),
+        "return_tokens_as_token_ids": (is_empty, "tokens are shown as text; use return_token_ids for their ids"),
+    },
+    idle={
+        **dict.fromkeys(("user", "metadata", "service_tier", "safety_identifier", "verbosity"), LABEL),
+        **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention", "cache_prompt", "n_cache_reuse"), _CACHED),
+        **dict.fromkeys(("session_id", "id_slot", "kv_cache_hints", "extra_key"), _CACHED),
+        **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "disaggregated_params"), _PLACED),
+        **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"), _PLACED),
+        "include_reasoning": "this model does not reason apart from its answer",
+        "separate_reasoning": "this model does not reason apart from its answer",
+        "spaces_between_special_tokens": "the tokenizer alone decides about spaces",
+    },
+)
