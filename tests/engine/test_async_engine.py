@@ -204,21 +204,27 @@ def test_steps_do_not_wait_for_readers_and_nothing_overtakes_their_tokens(monkey
 def test_work_without_progress_is_no_health(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with make() as engine:
-            core, now = engine.loaded.core, [engine.clock()]
+            core, now, calls = engine.loaded.core, [engine.clock()], 0
             step = core.step
             monkeypatch.setattr(engine, "clock", lambda: now[0])
 
             def nothing_runs(_: float) -> Any:
-                core.idle = True
+                nonlocal calls
+                core.idle, calls = True, calls + 1
                 return ()
+
+            async def pass_time(seconds: float) -> None:
+                now[0] += seconds
+                until = calls + 3
+                while calls < until:
+                    await asyncio.sleep(0.001)
 
             monkeypatch.setattr(core, "step", nothing_runs)
             waiting = asyncio.create_task(read(engine, [1, 5], SamplingParams(max_tokens=2), request_id="stuck"))
-            while engine._progress is None:
-                await asyncio.sleep(0.001)
-            now[0] += 119
+            await pass_time(0)
+            await pass_time(119)
             assert engine.health_problem() is None
-            now[0] += 2
+            await pass_time(2)
             assert "stuck" in (engine.health_problem() or "")
             monkeypatch.setattr(core, "step", step)
             assert len(tokens(await waiting)) == 2
