@@ -8,6 +8,7 @@ import random
 from cost_run import MODEL_COST, CostRun
 
 from octavo.core.admission import Ask, Door, Guest, Limits, Refusal
+from octavo.core.forecast import Pace
 
 
 def exact(dice: random.Random) -> float:
@@ -35,20 +36,19 @@ def chunks() -> str:
 
 
 def door() -> str:
-    """Four slots, all taken, by sequences that stay for 8 s; a bound of 6 s on first tokens."""
+    """Four slots, all taken, by sequences that stay for 400 steps of 20 ms; a bound of 6 s on first tokens."""
     door = Door(Limits(first_token_s=6.0))
-    ask, slots, tokens_per_s = Ask("key-a", 1, 200), 4, 1000.0
-    running: list[Guest] = []
-    for start in (0.0, 2.0, 4.0, 6.0, 8.0):
-        if start == 8.0:
-            door.leave(running[0], start)
-        guest = door.enter(ask, slots, tokens_per_s, start)
+    ask, running = Ask("key-a", 1, 200), []
+    for step in (0, 100, 200, 300, 400):
+        if step == 400:
+            door.leave(running[0], step)
+        guest = door.enter(ask, Pace(4, 1000.0, step, 0.02), 0.02 * step)
         assert isinstance(guest, Guest)
-        door.first_token(guest, start)
+        door.first_token(guest, step, 0.02 * step)
         running.append(guest)
     lines: list[str] = []
     while not lines or "429" not in lines[-1]:
-        before, found = door.waiting, door.enter(ask, slots, tokens_per_s, 9.0)
+        before, found = door.waiting, door.enter(ask, Pace(4, 1000.0, 400, 0.02), 8.0)
         said = f"429 {found.code}: {found.message}" if isinstance(found, Refusal) else "in"
         if isinstance(found, Guest):
             said = f"in, first token in {found.forecast.seconds:.1f} s by {found.forecast.by}"

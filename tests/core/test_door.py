@@ -7,11 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.admission import Ask, Door, Guest, Limits, Refusal, held_bytes
+from octavo.core.forecast import Pace
 from octavo.core.params import SamplingParams
 
+PACE = Pace(slots=4, tokens_per_s=100.0)
 
-def enter(door: Door, tenant: str = "a", sequences: int = 1, tokens: int = 10, held: int = 0, now: float = 0.0):
-    return door.enter(Ask(tenant, sequences, tokens, held), 4, 100.0, now)
+
+def enter(
+    door: Door,
+    tenant: str = "a",
+    sequences: int = 1,
+    tokens: int = 10,
+    held: int = 0,
+    now: float = 0.0,
+    pace: Pace = PACE,
+):
+    return door.enter(Ask(tenant, sequences, tokens, held), pace, now)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +44,10 @@ def test_each_limit_refuses_with_its_reason(limits, code, says):
     refusal = enter(door, held=1000)
     assert isinstance(refusal, Refusal) and (refusal.code, refusal.retry_after) == (code, 1)
     assert says in refusal.message and "try again in 1 s" in refusal.message
-    assert door.refusal(Ask("a", 1, 10, 1000), 4, 100.0) == refusal
+    assert door.refusal(Ask("a", 1, 10, 1000), PACE) == refusal
     other = enter(door, "b", held=1000)
     assert isinstance(other, Guest) == code.startswith("tenant")
-    door.leave(guests[0], 1.0)
+    door.leave(guests[0], 1)
     assert isinstance(enter(door, held=1000), Guest)
 
 
@@ -44,8 +55,8 @@ def test_a_first_token_makes_room_for_those_that_wait():
     door = Door(Limits(waiting=1, sequences=3))
     first = enter(door)
     assert isinstance(enter(door), Refusal)
-    assert door.first_token(first, 0.5) == 0.5
-    assert door.first_token(first, 0.7) is None
+    assert door.first_token(first, 1, 0.5) == 0.5
+    assert door.first_token(first, 2, 0.7) is None
     assert isinstance(enter(door), Guest)
 
 
@@ -67,11 +78,12 @@ def test_the_time_to_come_again_is_when_there_is_room():
     door = Door(Limits(sequences=8))
     guests = [enter(door) for _ in range(8)]
     for guest in guests[:5]:
-        door.first_token(guest, 0.0)
-    door.leave(guests[0], 20.0)  # stays are 20 s, and 4 run: one leaves every 5 s
-    enter(door)
-    assert enter(door).retry_after == 5
-    assert enter(door, sequences=3).retry_after == 15
+        door.first_token(guest, 0, 0.0)
+    door.leave(guests[0], 40)  # stays are 40 steps of half a second, and 4 run: one leaves every 5 s
+    pace = Pace(4, 100.0, 40, 0.5)
+    enter(door, pace=pace)
+    assert enter(door, pace=pace).retry_after == 5
+    assert enter(door, sequences=3, pace=pace).retry_after == 15
     late = Door(Limits(first_token_s=2.0))
     enter(late, tokens=1000)
     assert enter(late, tokens=10).retry_after == 9  # it would take 10.1 s
@@ -90,9 +102,9 @@ def test_counts_come_back_to_nothing(visits):
         if isinstance(guest, Guest):
             inside.append(guest)
             if fate:
-                door.first_token(guest, number + 0.5)
+                door.first_token(guest, number, number + 0.5)
         if fate == 2 and inside:
-            door.leave(inside.pop(0), number + 0.75)
+            door.leave(inside.pop(0), number + 1)
         waiting = [guest.ask for guest in inside if guest.first_token is None]
         assert door.sequences == sum(guest.ask.sequences for guest in inside)
         assert (door.waiting, door.queued_tokens) == (
@@ -100,7 +112,7 @@ def test_counts_come_back_to_nothing(visits):
             sum(ask.tokens for ask in waiting),
         )
     for guest in inside:
-        door.leave(guest, 99.0)
+        door.leave(guest, 99)
     assert (door.sequences, door.waiting, door.queued_tokens, door.held_bytes, door.tenants) == (0, 0, 0, 0, {})
 
 

@@ -107,6 +107,17 @@ def test_what_was_never_seen_costs_nothing():
     assert not model.is_fitted
 
 
+def test_the_pace_is_that_of_the_last_steps_and_one_long_step_is_not_one():
+    dice, model = random.Random(3), StepModel()
+    learn(model, dice, 300, 0.0, 0.0)
+    usual = model.step_seconds
+    assert usual == pytest.approx(sum(cost(some_work(dice)) for _ in range(2000)) / 2000, rel=0.25)
+    model.observe(StepWork(8, 8000).with_chunk(500, 200), 10.0)
+    assert usual < model.step_seconds < 1.2 * usual
+    learn(model, dice, 200, 0.0, 0.0, factor=2.0)
+    assert model.step_seconds == pytest.approx(2 * usual, rel=0.25)
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_times_that_say_nothing_are_passed_over(seconds):
     model = StepModel()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from octavo.core.config import SchedulerConfig
 from octavo.core.errors import InvalidInput
-from octavo.core.forecast import Ahead, FirstTokenForecast, Forecast
+from octavo.core.forecast import Ahead, FirstTokenForecast, Forecast, Pace
 from octavo.core.kv import KVCacheManager
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request, RequestState
@@ -149,8 +149,10 @@ class Guest:
 
     ask: Ask
     arrived: float
+    step: int = 0  # that the engine had reached then
     forecast: Forecast | None = None
     first_token: float | None = None
+    first_step: int = 0
 
 
 class Door:
@@ -162,41 +164,41 @@ class Door:
         self.sequences = self.waiting = self.queued_tokens = self.held_bytes = 0
         self.tenants: dict[str, list[int]] = {}  # waiting sequences and tokens of each that has any
 
-    def enter(self, ask: Ask, slots: int, tokens_per_s: float, now: float) -> Guest | Refusal:
-        """Let a request in, or say why not. ``slots`` and ``tokens_per_s`` as in `Ahead`."""
-        forecast = self._forecast(ask, slots, tokens_per_s)
-        refusal = self._too_many(ask) or self._too_late(ask, forecast)
+    def enter(self, ask: Ask, pace: Pace, now: float) -> Guest | Refusal:
+        """Let a request in, or say why not."""
+        forecast = self._forecast(ask, pace)
+        refusal = self._too_many(ask, pace) or self._too_late(ask, forecast)
         if refusal is not None:
             return refusal
         self.sequences += ask.sequences
         self.held_bytes += ask.held_bytes
         self._wait(ask, 1)
-        return Guest(ask, now, forecast)
+        return Guest(ask, now, pace.steps, forecast)
 
-    def refusal(self, ask: Ask, slots: int, tokens_per_s: float) -> Refusal | None:
+    def refusal(self, ask: Ask, pace: Pace) -> Refusal | None:
         """What `enter` would say of a request, if it would say no."""
-        return self._too_many(ask) or self._too_late(ask, self._forecast(ask, slots, tokens_per_s))
+        return self._too_many(ask, pace) or self._too_late(ask, self._forecast(ask, pace))
 
-    def _forecast(self, ask: Ask, slots: int, tokens_per_s: float) -> Forecast:
-        ahead = Ahead(self.waiting, self.queued_tokens, self.sequences - self.waiting, slots, tokens_per_s)
-        return self.forecasts.forecast(ahead, ask.sequences, ask.tokens)
+    def _forecast(self, ask: Ask, pace: Pace) -> Forecast:
+        ahead = Ahead(self.waiting, self.queued_tokens, self.sequences - self.waiting)
+        return self.forecasts.forecast(ahead, ask.sequences, ask.tokens, pace)
 
-    def first_token(self, guest: Guest, now: float) -> float | None:
-        """A request has its first token: it waits no more. Its wait, the first time."""
+    def first_token(self, guest: Guest, steps: int, now: float) -> float | None:
+        """A request has its first token, after ``steps`` of the engine: it waits no more. Its wait, the first time."""
         if guest.first_token is not None:
             return None
-        guest.first_token = now
+        guest.first_token, guest.first_step = now, steps
         self._wait(guest.ask, -1)
         if guest.forecast is not None:
-            self.forecasts.learn(guest.forecast, now - guest.arrived)
+            self.forecasts.learn(guest.forecast, now - guest.arrived, steps - guest.step)
         return now - guest.arrived
 
-    def leave(self, guest: Guest, now: float) -> None:
-        """A request has ended, well or not."""
+    def leave(self, guest: Guest, steps: int) -> None:
+        """A request has ended, well or not, after ``steps`` of the engine."""
         if guest.first_token is None:
             self._wait(guest.ask, -1)
         else:
-            self.forecasts.departed(now - guest.first_token)
+            self.forecasts.departed(steps - guest.first_step)
         self.sequences -= guest.ask.sequences
         self.held_bytes -= guest.ask.held_bytes
 
@@ -209,7 +211,7 @@ class Door:
         if held[0] == 0:
             del self.tenants[ask.tenant]
 
-    def _too_many(self, ask: Ask) -> Refusal | None:
+    def _too_many(self, ask: Ask, pace: Pace) -> Refusal | None:
         """The first limit that a request would exceed. One that is larger than a limit by itself may run alone."""
         limits, (sequences, tokens) = self.limits, self.tenants.get(ask.tenant, (0, 0))
         checks = (
@@ -222,14 +224,14 @@ class Door:
         )
         for code, what, inside, asked, limit in checks:
             if limit and inside and inside + asked > limit:
-                seconds = self._until_room(inside + asked - limit, inside)
+                seconds = self._until_room(inside + asked - limit, inside, pace)
                 message = f"The server is full: {inside} {what}, and {limit} may; try again in {seconds} s."
                 return Refusal(code, message, seconds)
         return None
 
-    def _until_room(self, excess: int, inside: int) -> int:
+    def _until_room(self, excess: int, inside: int, pace: Pace) -> int:
         """Seconds until so much less is inside, if all of it goes at the rate at which sequences do."""
-        rate = self.forecasts.departure_rate(self.sequences - self.waiting)
+        rate = self.forecasts.departure_rate(self.sequences - self.waiting, pace)
         count = excess / inside * max(self.sequences, 1)
         return _whole(count / rate if rate > 0.0 else 1.0)
 

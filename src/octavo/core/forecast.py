@@ -1,13 +1,15 @@
 """When a request will have its first token, from who is ahead of it: Little's law and the step model.
 
-Two things may hold it up, and the slower one counts:
+    wait for those ahead, whichever is slower:
+      slots    as many of them as find no free slot wait for that many departures. Sequences in slots S stay W steps
+               from their first token to their end on average, so S / W of them leave in a step (Little's law
+               L = lambda W, with the slots as its scope).
+      prompts  all their tokens are computed at the rate that the step model foretells.
+    + its own prompt at that rate, and a step
 
-    slots    of those ahead, as many as find no free slot wait for that many departures. Running sequences R stay W
-             seconds from their first token to their end on average, so R / W of them leave in a second (Little's law
-             L = lambda W, with the running set as its scope).
-    prompts  all tokens ahead and its own are computed at the rate that the step model foretells.
-
-Each of the two is corrected by what it was off by lately. Nothing here reads a clock.
+Stays are counted in steps, and a step takes what steps took lately: a machine that becomes slower, or stands still,
+changes one number and not the memory of all that have left. Waits for slots and for prompts are each corrected by what
+they were off by lately. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from dataclasses import dataclass
 
 from octavo.core.step_model import StepModel, StepWork, positions_read
 
-__all__ = ["Ahead", "FirstTokenForecast", "Forecast", "prefill_rate", "prefill_seconds"]
+__all__ = ["Ahead", "FirstTokenForecast", "Forecast", "Pace", "prefill_rate", "prefill_seconds"]
 
 WEIGHT = 1 / 32  # of the newest departure in the mean stay
-LEARN = 0.1  # of the newest error in the correction
+LEARN = 0.05  # of the newest error in the correction
+MOST_ERROR = math.log(1.5)  # that one request may teach: a machine that stood still says nothing of the next
 MOST_CORRECTION = math.log(3.0)
 SURE = 0.8  # of the foretold time passes at least: what is said to be hopeless must be
 
@@ -42,14 +45,22 @@ def prefill_rate(model: StepModel, beside: StepWork, tokens: int, chunk: int) ->
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast an engine goes. 0: unknown."""
+
+    slots: int = 0  # sequences that may run at once
+    tokens_per_s: float = 0.0  # at which prompts are computed
+    steps: int = 0  # that it has done
+    step_seconds: float = 0.0  # of one step lately
+
+
+@dataclass(frozen=True)
 class Ahead:
-    """Who has arrived and has no first token yet, and what serves them."""
+    """Who has arrived and has no first token yet, and those that they wait for."""
 
     sequences: int
     tokens: int  # of their prompts
     running: int  # sequences from their first token to their end
-    slots: int  # sequences that may run at once; 0: unknown
-    tokens_per_s: float  # at which prompts are computed; 0: unknown
 
 
 @dataclass(frozen=True)
@@ -59,41 +70,44 @@ class Forecast:
     seconds: float
     raw: float
     by: str
+    steps: float = 0.0  # that ``raw`` stands for; 0: unknown
 
 
 class FirstTokenForecast:
-    """Learns how long sequences stay and how far off its forecasts were."""
+    """Learns how many steps sequences stay and how far off its forecasts were."""
 
     def __init__(self) -> None:
-        self.stay = 0.0  # mean seconds from first token to end; 0: nobody has left yet
+        self.stay = 0.0  # mean steps from first token to end; 0: nobody has left yet
         self._corrections = {"slots": 0.0, "prompts": 0.0}  # logarithms
 
-    def departure_rate(self, running: int) -> float:
+    def departure_rate(self, running: int, pace: Pace) -> float:
         """Sequences that leave in a second; 0 if unknown."""
-        return running / self.stay if self.stay > 0.0 else 0.0
+        seconds = self.stay * pace.step_seconds
+        return running / seconds if seconds > 0.0 else 0.0
 
-    def forecast(self, ahead: Ahead, sequences: int, tokens: int) -> Forecast:
+    def forecast(self, ahead: Ahead, sequences: int, tokens: int, pace: Pace) -> Forecast:
         """For a request of so many sequences and prompt tokens, with these ahead of it."""
-        own = (ahead.tokens + tokens) / ahead.tokens_per_s if ahead.tokens_per_s > 0.0 else 0.0
-        found = [Forecast(own * self._factor("prompts"), own, "prompts")]
-        rate = self.departure_rate(ahead.running)
-        departures = ahead.sequences + sequences - max(0, ahead.slots - ahead.running)
-        if ahead.slots and departures > 0 and rate > 0.0:
-            wait = departures / rate
-            found.append(Forecast(wait * self._factor("slots"), wait, "slots"))
-        return max(found, key=lambda forecast: forecast.seconds)
+        each = 1.0 / pace.tokens_per_s if pace.tokens_per_s > 0.0 else 0.0
+        departures = max(0, ahead.sequences + sequences - max(0, pace.slots - ahead.running))
+        rate = self.departure_rate(pace.slots, pace)
+        waits = {"prompts": ahead.tokens * each, "slots": departures / rate if rate > 0.0 else 0.0}
+        by = max(waits, key=lambda name: waits[name])
+        raw = waits[by] + tokens * each + pace.step_seconds
+        steps = raw / pace.step_seconds if pace.step_seconds > 0.0 else 0.0
+        return Forecast(raw * math.exp(self._corrections[by]), raw, by, steps)
 
-    def departed(self, stay: float) -> None:
-        """A sequence ended ``stay`` seconds after its first token."""
-        self.stay = stay if self.stay == 0.0 else (1.0 - WEIGHT) * self.stay + WEIGHT * stay
+    def departed(self, steps: int) -> None:
+        """A sequence ended so many steps after its first token."""
+        self.stay = float(steps) if self.stay == 0.0 else (1.0 - WEIGHT) * self.stay + WEIGHT * steps
 
-    def learn(self, forecast: Forecast, seconds: float) -> None:
-        """The request of this forecast had its first token after ``seconds``."""
-        if forecast.raw <= 0.0 or seconds <= 0.0:
+    def learn(self, forecast: Forecast, seconds: float, steps: int) -> None:
+        """The request of this forecast had its first token after ``seconds``, in so many steps.
+
+        Who waits for slots is told by the steps: what the machine did meanwhile is no error of the count.
+        """
+        told, waited = (forecast.steps, float(steps)) if forecast.by == "slots" else (forecast.raw, seconds)
+        if told <= 0.0 or waited <= 0.0:
             return
         before = self._corrections[forecast.by]
-        after = before + LEARN * (math.log(seconds / forecast.raw) - before)
-        self._corrections[forecast.by] = min(max(after, -MOST_CORRECTION), MOST_CORRECTION)
-
-    def _factor(self, by: str) -> float:
-        return math.exp(self._corrections[by])
+        error = min(max(math.log(waited / told) - before, -MOST_ERROR), MOST_ERROR)
+        self._corrections[forecast.by] = min(max(before + LEARN * error, -MOST_CORRECTION), MOST_CORRECTION)

@@ -32,6 +32,8 @@ REFIT_EVERY = 8  # steps; every step while there are fewer than FRESH of its kin
 FRESH = 32
 ENOUGH_CHUNKS = 4  # steps with prefill before the model is called fitted; steps with logprobs that are just believed
 TAIL_SIZE = 4096
+PACE = 1 / 64  # of the newest step in their mean time
+LONG = 4.0  # times what was foretold is what one step counts at most
 
 
 class StepWork(NamedTuple):
@@ -133,6 +135,7 @@ class StepModel:
         self.num_steps = 0
         self.num_chunked = self.num_scored = 0  # of them, those with prefill, and with logprobs
         self.most_prefill = self.most_attention = self.most_scored = 0.0  # of one step, lately
+        self.step_seconds = 0.0  # of a step lately, whatever it did
         self.usual_error = 0.1  # relative: half of all are larger
         self._kinds = (_Sums(), _Sums())  # without prefill, with prefill
 
@@ -159,6 +162,7 @@ class StepModel:
         if not 0.0 < seconds < float("inf"):
             return
         expected = self.predict(work)
+        self._keep_pace(min(seconds, LONG * expected) if self.num_steps >= FRESH else seconds)
         fresh = not expected or (self.num_chunked if work.prefill else self.num_steps) < FRESH
         fresh = fresh or (work.scored > 0 and self.num_scored < ENOUGH_CHUNKS)
         target = seconds if fresh else self._within_reason(expected, seconds)
@@ -173,6 +177,10 @@ class StepModel:
         self.num_scored += work.scored > 0
         if fresh or target != seconds or not self.num_steps % REFIT_EVERY:
             self.coefficients = self._fit()
+
+    def _keep_pace(self, seconds: float) -> None:
+        """That one step took very long does not say that the next ones will: of it comes in what is likely."""
+        self.step_seconds += (seconds - self.step_seconds) * max(PACE, 1.0 / (self.num_steps + 1))
 
     def _within_reason(self, expected: float, seconds: float) -> float:
         """The measurement, or the most that is believed if it is far above the prediction; updates what is usual.

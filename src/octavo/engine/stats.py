@@ -26,6 +26,7 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
         "pages_referenced": pages.referenced,
         "pages_ticketed": pages.ticketed,
         "step_seconds": 0.0 if last is None else last.ended - last.started,
+        "mean_step_seconds": scheduler.step_model.step_seconds,
         "last_step_ended": 0.0 if last is None else last.ended,
         "steps": metrics.num_steps,
         "rollbacks": metrics.num_failed_steps,

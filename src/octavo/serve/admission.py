@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from octavo.core.admission import Ask, Door, Guest, Limits, Refusal, held_bytes
+from octavo.core.forecast import Pace
 from octavo.core.params import SamplingParams
 from octavo.serve.errors import refused
 from octavo.serve.port import EnginePort
@@ -35,8 +36,8 @@ def ask_of(
 class Visit:
     """A request inside: what is told of its first token."""
 
-    def __init__(self, door: Door, guest: Guest, saw: Callable[[float, float], None]) -> None:
-        self._door, self._guest, self._saw = door, guest, saw
+    def __init__(self, admission: Admission, guest: Guest) -> None:
+        self._admission, self._guest = admission, guest
 
     @property
     def forecast(self) -> float:
@@ -45,9 +46,7 @@ class Visit:
 
     def first_token(self) -> None:
         """The first token leaves. Idempotent."""
-        waited = self._door.first_token(self._guest, time.monotonic())
-        if waited is not None and self.forecast:
-            self._saw(self.forecast, waited)
+        self._admission.first_token(self._guest, self.forecast)
 
 
 class Admission:
@@ -68,19 +67,30 @@ class Admission:
 
     def refusal(self, ask: Ask) -> Refusal | None:
         """Why a request would be refused now."""
-        return self.door.refusal(ask, *self._capacity())
+        return self.door.refusal(ask, self._pace())
 
     @contextmanager
     def enter(self, ask: Ask) -> Iterator[Visit]:
         """Be inside while the block runs. Raises ``ApiError`` 429."""
-        guest = self.door.enter(ask, *self._capacity(), time.monotonic())
+        guest = self.door.enter(ask, self._pace(), time.monotonic())
         if isinstance(guest, Refusal):
             raise refused(guest)
         try:
-            yield Visit(self.door, guest, self._saw)
+            yield Visit(self, guest)
         finally:
-            self.door.leave(guest, time.monotonic())
+            self.door.leave(guest, self._pace().steps)
 
-    def _capacity(self) -> tuple[int, float]:
+    def first_token(self, guest: Guest, told: float) -> None:
+        """A guest's first token leaves; ``told`` is when it was to."""
+        waited = self.door.first_token(guest, self._pace().steps, time.monotonic())
+        if waited is not None and told:
+            self._saw(told, waited)
+
+    def _pace(self) -> Pace:
         stats = self._engine.stats()
-        return int(stats.get("max_running", 0)), stats.get("prefill_tokens_per_s", 0.0)
+        return Pace(
+            int(stats.get("max_running", 0)),
+            stats.get("prefill_tokens_per_s", 0.0),
+            int(stats.get("steps", 0)),
+            stats.get("mean_step_seconds", 0.0),
+        )
