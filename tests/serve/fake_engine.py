@@ -53,6 +53,7 @@ class FakeEngine:
     tokenizer: SimpleTokenizer = field(default_factory=byte_tokenizer)
     fail_after: int | None = None  # raise after this many tokens
     fail_with: Exception = field(default_factory=lambda: RuntimeError("secret /path/of/engine"))
+    stop_with: str | None = None  # the stop reason of every choice
     hold: bool = False  # generate never comes to its first token
     hold_after: int | None = None  # nor past this many tokens
     problem: str | None = None
@@ -112,7 +113,7 @@ class FakeEngine:
                     raise self.fail_with
                 if self.hold_after is not None and delta.num_output_tokens > self.hold_after:
                     await asyncio.Event().wait()
-                yield delta
+                yield replace(delta, stop_reason=self.stop_with) if delta.finish_reason and self.stop_with else delta
             done = True
         finally:
             self.live -= 1

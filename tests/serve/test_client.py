@@ -1,4 +1,4 @@
-"""The official `openai` client against a real server with the real model."""
+"""Official clients against a real server with the real model: `openai`, and what they have in common with others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -57,6 +58,23 @@ def test_an_answer_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None
     assert usage is not None and whole.usage is not None
     assert usage.completion_tokens == whole.usage.completion_tokens
     assert usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_anthropics_client_gets_the_same_answer(server: LiveServer, client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": FRANCE, "max_tokens": 16, "extra_body": {"temperature": 0}}
+    text = client.chat.completions.create(**asked).choices[0].message.content
+    with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0, timeout=120) as other:
+        whole = other.messages.create(**asked)
+        with other.messages.stream(**asked) as stream:
+            pieces = list(stream.text_stream)
+            final = stream.get_final_message()
+        counted = other.messages.count_tokens(model=MODEL, messages=FRANCE).input_tokens
+    assert [block.text for block in whole.content] == [text] == ["".join(pieces)]
+    assert (
+        whole.stop_reason == final.stop_reason == "end_turn" and whole.usage.output_tokens == final.usage.output_tokens
+    )
+    for usage in (whole.usage, final.usage):
+        assert usage.input_tokens + usage.cache_read_input_tokens == counted
 
 
 def test_a_seed_decides_every_choice(client: openai.OpenAI) -> None:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.serve.apis import openai, probes, requests, tokens
+from octavo.serve.apis import anthropic, openai, probes, requests, tokens
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError
@@ -20,8 +20,8 @@ from octavo.serve.port import EnginePort
 
 __all__ = ["create_app"]
 
-_APIS = (openai, requests, tokens, probes)
-_DIALECTS: tuple[tuple[str, Dialect], ...] = ()  # by the beginning of a path
+_APIS = (openai, anthropic, requests, tokens, probes)
+_DIALECTS = (("/v1/messages", anthropic.ANTHROPIC),)  # by the beginning of a path
 
 
 def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy: str = "fcfs") -> Starlette:

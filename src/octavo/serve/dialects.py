@@ -10,8 +10,9 @@ import msgspec
 from starlette.responses import Response
 
 from octavo.serve.errors import ApiError
+from octavo.serve.names import Warnings, warning_headers
 
-__all__ = ["DONE", "OPENAI", "Dialect", "event", "json_response", "named_event"]
+__all__ = ["DONE", "OPENAI", "Dialect", "event", "json_response", "named_event", "warned"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -29,6 +30,13 @@ def named_event(value: Mapping[str, Any]) -> bytes:
 def json_response(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
     """A JSON answer."""
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def warned(answer: dict[str, Any], warnings: Warnings) -> Response:
+    """A JSON answer with the warnings about its request, in a field and in a header."""
+    if not warnings:
+        return json_response(answer)
+    return json_response({**answer, "warnings": warnings}, warning_headers(warnings))
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class Front:
         if order.body.priority and "priority" not in self.policy.split(","):
             note(order.warnings, "priority", _NO_PRIORITY)
         request_id = request_id_of(http, order.body.request_id)
-        tenant = tenant_of(http.headers.get("authorization", ""))
+        tenant = tenant_of(_credentials(http))
         with ExitStack() as places:
             entry = places.enter_context(self.ledger.running(request_id))
             self.admission.check(Ask(tenant, sequences))  # before work is done for it
@@ -198,6 +198,11 @@ class Front:
         asked = body if order.asked is None else order.asked
         answer_id = f"{order.answer_id}{request_id}"
         return Reply(asked, job, self.model, answer_id, request_id, order.warnings, first_token_s=visit.forecast)
+
+
+def _credentials(http: Request) -> str:
+    """What a client identifies itself by; Anthropic's have a header of their own."""
+    return http.headers.get("authorization") or http.headers.get("x-api-key", "")
 
 
 def _seconds(milliseconds: float | None) -> float:

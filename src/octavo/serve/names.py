@@ -14,7 +14,7 @@ import msgspec
 from octavo.serve.errors import ApiError, from_validation, invalid, safe_name
 from octavo.serve.known_names import GENERATION, Names
 
-__all__ = ["Warnings", "decode_request", "note", "warning_headers"]
+__all__ = ["Warnings", "decode_request", "note", "translated", "warning_headers"]
 
 Warnings = list[dict[str, str]]
 _Request = TypeVar("_Request", bound=msgspec.Struct)
@@ -47,6 +47,12 @@ def decode_request(
     except msgspec.ValidationError as error:
         raise from_validation(error, prefix) from error
     return asked, warnings + _unknown_warnings(unknown, [*fields, *names.aliases], prefix)
+
+
+def translated(asked: msgspec.Struct, kind: type[_Request], **values: Any) -> _Request:
+    """Another API's request in our words: what both spell alike, and ``values``."""
+    same = {name: getattr(asked, name) for name in asked.__struct_fields__ if name in kind.__struct_fields__}
+    return kind(**{**same, **values})
 
 
 def warning_headers(warnings: Warnings) -> dict[str, str]:

@@ -18,7 +18,7 @@ from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.tokenizers.base import Tokenizer
 
 __all__ = ["Prompt", "count_prompts", "decode_ids", "encode_chat_prompt", "encode_prompts", "fit_context"]
-__all__ += ["ending_at_turns", "render_chat_prompt", "token_strings"]
+__all__ += ["checked_messages", "ending_at_turns", "render_chat_prompt", "text_of", "token_strings"]
 
 _TEMPLATE_FIELDS = ("messages", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
 _TAKEN = ("chat_template", "documents", "runner", "tokenizer", "tools", *_TEMPLATE_FIELDS)
@@ -62,7 +62,7 @@ def render_chat_prompt(request: ChatRequest, engine: EnginePort, config: ServeCo
 
 
 def _through_template(function: Any, request: ChatRequest, engine: EnginePort, config: ServeConfig) -> Any:
-    messages = _messages(request.messages)
+    messages = checked_messages(request.messages)
     _check_chars("messages", sum(len(message["content"]) for message in messages), engine, config)
     goes_on = bool(request.continue_final_message)
     opened = request.add_generation_prompt
@@ -173,7 +173,8 @@ def _check_chars(param: str, count: int, engine: EnginePort, config: ServeConfig
         raise invalid(param, message, code="context_length_exceeded")
 
 
-def _messages(raw: Any) -> list[dict[str, Any]]:
+def checked_messages(raw: Any) -> list[dict[str, Any]]:
+    """The turns as a template sees them, at least one. Raises ``ApiError`` 400 naming the turn."""
     if raw is UNSET or not raw:
         raise invalid("messages", "is missing or empty; give at least one message with role and content")
     return [_message(index, item) for index, item in enumerate(raw)]
@@ -191,10 +192,11 @@ def _message(index: int, raw: dict[str, Any]) -> dict[str, Any]:
     if not (name is None or isinstance(name, str)):
         raise _bad(where, "name must be a string")
     named = {} if name is None else {"name": name}
-    return {"role": "system" if role == "developer" else role, "content": _content(where, raw.get("content")), **named}
+    return {"role": "system" if role == "developer" else role, "content": text_of(where, raw.get("content")), **named}
 
 
-def _content(where: str, content: Any) -> str:
+def text_of(where: str, content: Any) -> str:
+    """A content, which is a string or a list of text parts, as one text. Raises ``ApiError`` 400."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -209,4 +211,4 @@ def _part_text(where: str, part: Any) -> str:
 
 
 def _bad(where: str, message: str) -> ApiError:
-    return ApiError(400, f"{where}: {message}.", param="messages")
+    return ApiError(400, f"{where}: {message}.", param=where.split("[")[0])

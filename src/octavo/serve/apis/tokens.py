@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.serve.body import read_json
-from octavo.serve.dialects import json_response
+from octavo.serve.dialects import warned
 from octavo.serve.front import Front
-from octavo.serve.names import Warnings, decode_request, warning_headers
+from octavo.serve.names import decode_request, translated
 from octavo.serve.prompts import (
     decode_ids,
     encode_chat_prompt,
@@ -94,7 +94,7 @@ class _Tokens:
         ids = list(prompt.token_ids)
         strings = token_strings(ids, front.engine) if asked.return_token_strs else None
         answer = {"count": len(ids), "max_model_len": front.engine.max_seq_len, "tokens": ids, "token_strs": strings}
-        return _told(answer, warnings)
+        return warned(answer, warnings)
 
     async def detokenize(self, http: Request) -> Response:
         """POST /detokenize: ``{"tokens": [ids]}`` to ``{"prompt": text}``."""
@@ -102,7 +102,7 @@ class _Tokens:
         asked, warnings = await front.body(http, DetokenizeRequest)
         front.check_model(asked.model)
         text = await front.in_thread(decode_ids, asked.tokens, front.engine, "tokens")
-        return _told({"prompt": text}, warnings)
+        return warned({"prompt": text}, warnings)
 
     async def apply_template(self, http: Request) -> Response:
         """POST /apply-template: ``{"messages"}`` to ``{"prompt": text}``, as the model would read it."""
@@ -110,20 +110,8 @@ class _Tokens:
         asked, warnings = await front.body(http, TemplateRequest)
         front.check_model(asked.model)
         text = await front.in_thread(render_chat_prompt, _conversation(asked), front.engine, front.config)
-        return _told({"prompt": text}, warnings)
+        return warned({"prompt": text}, warnings)
 
 
 def _conversation(asked: TemplateRequest) -> ChatRequest:
-    return ChatRequest(
-        messages=asked.messages,
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        chat_template_kwargs=asked.chat_template_kwargs,
-    )
-
-
-def _told(answer: dict[str, Any], warnings: Warnings) -> Response:
-    """The answer with the warnings about its request, in a field and in a header."""
-    if not warnings:
-        return json_response(answer)
-    return json_response({**answer, "warnings": warnings}, warning_headers(warnings))
+    return translated(asked, ChatRequest)
