@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import anthropic
 import httpx
+import ollama
 import openai
 import pytest
 from live_server import LiveServer, live_server, metric, wait_idle
@@ -75,6 +76,21 @@ def test_anthropics_client_gets_the_same_answer(server: LiveServer, client: open
     )
     for usage in (whole.usage, final.usage):
         assert usage.input_tokens + usage.cache_read_input_tokens == counted
+
+
+def test_ollamas_client_gets_the_same_answer(server: LiveServer, client: openai.OpenAI) -> None:
+    made = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=16)
+    other = ollama.Client(server.url, timeout=120)
+    options = {"temperature": 0, "num_predict": 16}
+    whole = other.chat(model=MODEL, messages=FRANCE, options=options)
+    parts = list(other.chat(model=MODEL, messages=FRANCE, options=options, stream=True))
+    turn = other.generate(model=MODEL, prompt=FRANCE[0]["content"], options=options)
+    text = made.choices[0].message.content
+    assert text == whole.message.content == "".join(part.message.content or "" for part in parts) == turn.response
+    assert made.usage is not None and whole.done_reason == parts[-1].done_reason == "stop"
+    for end in (whole, parts[-1], turn):
+        assert (end.prompt_eval_count, end.eval_count) == (made.usage.prompt_tokens, made.usage.completion_tokens)
+    assert [model.model for model in other.list().models] == [MODEL]
 
 
 def test_a_seed_decides_every_choice(client: openai.OpenAI) -> None:

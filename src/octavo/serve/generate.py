@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class Job:
     saw_first_token: Callable[[], None] = lambda: None
     cached_tokens: dict[int, int] = field(default_factory=dict)  # prompt -> tokens from the prefix cache
     output_tokens: dict[int, int] = field(default_factory=dict)  # index -> tokens so far
+    started: float = field(default_factory=time.monotonic)
+    first_token_at: float | None = None
     outcome: str = "cancelled"  # unless it comes to an end: "finished", or "error"
 
     @property
@@ -102,7 +105,8 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
                 queue.task_done()
                 continue
             index = prompt * job.params.n + item.choice
-            if item.token_ids and not job.output_tokens:
+            if item.token_ids and job.first_token_at is None:
+                job.first_token_at = time.monotonic()
                 job.saw_first_token()
             _count(job, prompt, index, item)
             yield index, item

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "GENERATION", "LABEL", "NO_GRAMMAR", "NO_THINKING", "NO_TOOLS", "TEXT_ONLY", "Names", "is_empty", "one_of",
+    "GENERATION", "LABEL", "NO_GRAMMAR", "NO_SAMPLER", "NO_TEMPLATE", "NO_THINKING", "NO_TOOLS", "TEXT_ONLY", "Names",
+    "is_empty", "off", "one_of",
 ]  # fmt: skip
 
 Refused = tuple[Callable[[Any], bool], str]  # (values that ask for nothing, why it is refused and what to do)
@@ -32,7 +33,8 @@ def one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: is_empty(value) or any(type(value) is type(known) and value == known for known in values)
 
 
-def _off(*values: float) -> Callable[[Any], bool]:
+def off(*values: float) -> Callable[[Any], bool]:
+    """A test for these numbers, besides empty values."""
     return lambda value: is_empty(value) or (isinstance(value, int | float) and value in values)
 
 
@@ -41,8 +43,8 @@ NO_GRAMMAR = "this server does not constrain output yet; ask for the format in t
 TEXT_ONLY = "this model reads and writes text only; leave it out"
 NO_THINKING = "this model has no reasoning to control; leave it out"
 LABEL = "it is a label that this server does not use"
-_NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
-_NO_SAMPLER = "this way of sampling is not supported; use temperature, top_k, top_p and min_p"
+NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
+NO_SAMPLER = "this way of sampling is not supported; use temperature, top_k, top_p and min_p"
 _NO_STATES = "states inside the model are not given out; leave it out"
 _NO_CODE = "a request brings no code; leave it out"
 _ONE_MODEL = "there are no adapters here; leave it out"
@@ -84,11 +86,11 @@ GENERATION = Names(
         "suffix": (is_empty, "filling a gap is not supported; leave it out"),
         "best_of": (one_of(1), "ranking candidates is not supported; use n and choose by logprobs"),
         "use_beam_search": (is_empty, "beam search is not supported yet; leave it out to sample"),
-        "length_penalty": (_off(1), "beam search is not supported yet; leave it out to sample"),
+        "length_penalty": (off(1), "beam search is not supported yet; leave it out to sample"),
         "early_stopping": (is_empty, "beam search is not supported yet; leave it out to sample"),
         "bad_words": (is_empty, "words cannot be banned yet; ban token ids with banned_token_ids or logit_bias"),
         "stop_regex": (is_empty, "stopping by a pattern is not supported; use stop with strings"),
-        "no_repeat_ngram_size": (_off(0), "repeated groups cannot be banned; use repetition_penalty"),
+        "no_repeat_ngram_size": (off(0), "repeated groups cannot be banned; use repetition_penalty"),
         "repetition_detection": (is_empty, "loops are not looked for; use repetition_penalty and max_tokens"),
         "prediction": (is_empty, "predicted outputs are not supported; leave it out"),
         "web_search_options": (is_empty, "this server does not search the web; leave it out"),
@@ -96,21 +98,21 @@ GENERATION = Names(
         "input_embeds": (is_empty, "embeddings as a prompt are not supported; send text or token ids"),
         "truncate_prompt_tokens": (is_empty, "a prompt is never cut; shorten it before sending"),
         "truncation_side": (is_empty, "a prompt is never cut; shorten it before sending"),
-        "n_keep": (_off(0), "a prompt is never cut; shorten it before sending"),
-        "chat_template": (is_empty, _NO_TEMPLATE),
-        "documents": (is_empty, _NO_TEMPLATE),
+        "n_keep": (off(0), "a prompt is never cut; shorten it before sending"),
+        "chat_template": (is_empty, NO_TEMPLATE),
+        "documents": (is_empty, NO_TEMPLATE),
         "reasoning_effort": (one_of("none"), NO_THINKING),
         "thinking_token_budget": (is_empty, NO_THINKING),
         "thinking": (one_of({"type": "disabled"}), NO_THINKING),
         "store": (is_empty, "answers are stored on /v1/responses alone; leave it out here"),
-        "typical_p": (_off(1), _NO_SAMPLER),
-        "top_n_sigma": (_off(-1, 0), _NO_SAMPLER),
-        "xtc_probability": (_off(0), _NO_SAMPLER),
-        "dry_multiplier": (_off(0), _NO_SAMPLER),
-        "dynatemp_range": (_off(0), _NO_SAMPLER),
-        "mirostat": (_off(0), _NO_SAMPLER),
-        "top_p_min": (_off(0), _NO_SAMPLER),
-        "samplers": (is_empty, _NO_SAMPLER),
+        "typical_p": (off(1), NO_SAMPLER),
+        "top_n_sigma": (off(-1, 0), NO_SAMPLER),
+        "xtc_probability": (off(0), NO_SAMPLER),
+        "dry_multiplier": (off(0), NO_SAMPLER),
+        "dynatemp_range": (off(0), NO_SAMPLER),
+        "mirostat": (off(0), NO_SAMPLER),
+        "top_p_min": (off(0), NO_SAMPLER),
+        "samplers": (is_empty, NO_SAMPLER),
         "watermark": (is_empty, "text is not marked; leave it out"),
         "custom_logit_processor": (is_empty, _NO_CODE),
         "custom_params": (is_empty, _NO_CODE),

@@ -23,6 +23,16 @@ __all__ += ["checked_messages", "ending_at_turns", "render_chat_prompt", "text_o
 _TEMPLATE_FIELDS = ("messages", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
 _TAKEN = ("chat_template", "documents", "runner", "tokenizer", "tools", *_TEMPLATE_FIELDS)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_NO_TEXT = (
+    "tool_calls",
+    "tool_call_id",
+    "tool_name",
+    "function_call",
+    "audio",
+    "images",
+    "reasoning_content",
+    "thinking",
+)
 _ROLES = ("system", "developer", "user", "assistant")
 _CONTEXT_CHARS = 8  # a prompt longer than this many characters a context token is refused before tokenizing
 
@@ -184,7 +194,7 @@ def _message(index: int, raw: dict[str, Any]) -> dict[str, Any]:
     """One turn as the template sees it: role, content as one text, and a name if given."""
     where = f"messages[{index}]"
     for key, value in raw.items():
-        if key in ("tool_calls", "tool_call_id", "function_call", "audio", "reasoning_content") and value:
+        if key in _NO_TEXT and value:
             raise _bad(where, f"{key} is not supported; send the turn as text")
     role, name = raw.get("role"), raw.get("name")
     if not isinstance(role, str) or role not in _ROLES:

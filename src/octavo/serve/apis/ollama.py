@@ -1,0 +1,227 @@
+"""Ollama: chat, generate, and what there is to run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo import __version__
+from octavo.core.params import SamplingParams
+from octavo.serve.apis.ollama_answers import OLLAMA, answer_events, answer_whole, loaded
+from octavo.serve.dialects import json_response, warned
+from octavo.serve.errors import invalid
+from octavo.serve.front import Front, Order
+from octavo.serve.known_names import (
+    LABEL,
+    NO_GRAMMAR,
+    NO_SAMPLER,
+    NO_TEMPLATE,
+    NO_THINKING,
+    NO_TOOLS,
+    TEXT_ONLY,
+    Names,
+    is_empty,
+    off,
+)
+from octavo.serve.names import Warnings, decode_request, translated
+from octavo.serve.protocol import ChatRequest, CompletionRequest
+from octavo.tokenizers.chat import template_of
+
+__all__ = ["NAMES", "OPTIONS", "OllamaChat", "OllamaGenerate", "OllamaOptions", "ShowRequest", "routes"]
+
+_MACHINE = "where and how the model runs is the server's affair"
+_NEVER_CUT = "a prompt is never cut"
+
+NAMES = Names(
+    refused={
+        "format": (is_empty, NO_GRAMMAR),
+        "tools": (is_empty, NO_TOOLS),
+        "think": (is_empty, NO_THINKING),
+        "images": (is_empty, TEXT_ONLY),
+        "suffix": (is_empty, "filling a gap is not supported; leave it out"),
+        "template": (is_empty, NO_TEMPLATE),
+        "context": (is_empty, "a conversation is sent whole; use /api/chat"),
+    },
+    idle={"keep_alive": "the model stays loaded", "truncate": _NEVER_CUT, "shift": _NEVER_CUT, "user": LABEL},
+)
+OPTIONS = Names(
+    aliases={"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"},
+    refused={
+        **dict.fromkeys(("typical_p", "tfs_z"), (off(1), NO_SAMPLER)),
+        "mirostat": (off(0), NO_SAMPLER),
+    },
+    idle={
+        **dict.fromkeys(("num_gpu", "main_gpu", "num_thread", "num_batch", "numa", "low_vram", "f16_kv"), _MACHINE),
+        **dict.fromkeys(("use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only"), _MACHINE),
+        **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "there is no mirostat"),
+        "num_ctx": "the context is the server's, --max-seq-len",
+        "num_keep": _NEVER_CUT,
+        "repeat_last_n": "penalties look at all tokens",
+        "penalize_newline": "penalties look at all tokens",
+    },
+)
+
+
+class OllamaOptions(Struct, kw_only=True):
+    """`options` of a body: how tokens are drawn."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+
+
+class _Generation(Struct, kw_only=True):
+    model: str | None = None
+    stream: bool | None = None
+    options: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    deadline_ms: float | None = None
+    cache_salt: str | None = None
+
+
+class OllamaChat(_Generation, kw_only=True):
+    """Body of `/api/chat`. What Ollama lacks is spelled as on the other routes."""
+
+    messages: list[dict[str, Any]] | UnsetType = UNSET
+
+
+class OllamaGenerate(_Generation, kw_only=True):
+    """Body of `/api/generate`: one turn, or with `raw` a text as it stands."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class ShowRequest(Struct, kw_only=True):
+    """Body of `/api/show`."""
+
+    model: str | None = None
+    name: str | None = None  # as it was called earlier
+    verbose: bool | None = None
+
+
+def routes(front: Front) -> list[Route]:
+    """The routes of this API."""
+    api = _Ollama(front)
+    handlers = {"chat": api.chat, "generate": api.generate, "show": api.show}
+    lists = {"tags": api.tags, "ps": api.running, "version": api.version}
+    return [
+        *(Route(f"/api/{name}", front.answered(call, OLLAMA), methods=["POST"]) for name, call in handlers.items()),
+        *(Route(f"/api/{name}", front.answered(call, OLLAMA), methods=["GET"]) for name, call in lists.items()),
+    ]
+
+
+class _Ollama:
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def chat(self, http: Request) -> Any:
+        """POST /api/chat."""
+        asked, warnings = await self._front.body(http, OllamaChat, NAMES)
+        if not asked.messages:
+            return self._load(asked, "message")
+        return await self._serve(http, asked, warnings, "messages")
+
+    async def generate(self, http: Request) -> Any:
+        """POST /api/generate."""
+        asked, warnings = await self._front.body(http, OllamaGenerate, NAMES)
+        if not asked.prompt:
+            return self._load(asked, "response")
+        return await self._serve(http, asked, warnings, "prompt")
+
+    def _load(self, asked: _Generation, field: str) -> Response:
+        """Nothing is asked but that the model be there, and it is."""
+        self._front.check_model(_plain(asked.model))
+        return json_response(loaded(self._front.model, field))
+
+    async def _serve(self, http: Request, asked: OllamaChat | OllamaGenerate, warnings: Warnings, param: str) -> Any:
+        body, params = await self._front.in_thread(self._understood, asked, warnings)
+        order = Order(body, params, warnings, "", param, answer_events, answer_whole, OLLAMA, asked)
+        return await self._front.serve(http, order)
+
+    def _understood(
+        self, asked: OllamaChat | OllamaGenerate, warnings: Warnings
+    ) -> tuple[ChatRequest | CompletionRequest, SamplingParams]:
+        options, more = decode_request(asked.options or {}, OllamaOptions, OPTIONS, "options.")
+        warnings += more
+        limit = None if (options.num_predict or 0) < 0 else options.num_predict
+        body = _in_our_words(asked, options, limit)
+        return body, replace(self._front.parameters(body), max_tokens=limit)
+
+    async def tags(self, http: Request) -> Response:
+        """GET /api/tags: the models that there are."""
+        return json_response({"models": [self._card()]})
+
+    async def running(self, http: Request) -> Response:
+        """GET /api/ps: the models that are loaded."""
+        return json_response({"models": [{**self._card(), "context_length": self._front.engine.max_seq_len}]})
+
+    def _card(self) -> dict[str, Any]:
+        since = datetime.fromtimestamp(self._front.started, timezone.utc).isoformat()
+        name = self._front.model
+        return {"name": name, "model": name, "modified_at": since, "size": 0, "digest": "", "details": _DETAILS}
+
+    async def show(self, http: Request) -> Response:
+        """POST /api/show: what is known about a model."""
+        front = self._front
+        asked, warnings = await front.body(http, ShowRequest, Names())
+        front.check_model(_plain(asked.model or asked.name))
+        info = {"general.name": front.engine.model_name, "octavo.context_length": front.engine.max_seq_len}
+        template = template_of(front.engine.tokenizer).source
+        told = {"template": template, "details": _DETAILS, "model_info": info, "capabilities": ["completion"]}
+        return warned(told, warnings)
+
+    async def version(self, http: Request) -> Response:
+        """GET /api/version."""
+        return json_response({"version": __version__})
+
+
+_DETAILS = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
+
+
+def _plain(name: str | None) -> str | None:
+    """A model's name without the tag that means no other."""
+    return None if name is None else name.removesuffix(":latest")
+
+
+def _in_our_words(
+    asked: OllamaChat | OllamaGenerate, options: OllamaOptions, limit: int | None
+) -> ChatRequest | CompletionRequest:
+    values: dict[str, Any] = {
+        **{name: getattr(options, name) for name in OllamaOptions.__struct_fields__ if name in _SAME},
+        "max_tokens": limit,
+        "repetition_penalty": options.repeat_penalty,
+        "model": _plain(asked.model),
+        "stream": asked.stream is not False,
+    }
+    if isinstance(asked, OllamaChat):
+        return translated(asked, ChatRequest, **values)
+    if not asked.raw:
+        turns = [{"role": "system", "content": asked.system}] if asked.system else []
+        return translated(asked, ChatRequest, messages=[*turns, {"role": "user", "content": asked.prompt}], **values)
+    if asked.system:
+        raise invalid("system", "has no place in a raw prompt; put it into the prompt")
+    if asked.top_logprobs and not asked.logprobs:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    top = (asked.top_logprobs or 0) if asked.logprobs else None
+    return translated(asked, CompletionRequest, logprobs=top, **values)
+
+
+_SAME = frozenset(ChatRequest.__struct_fields__)

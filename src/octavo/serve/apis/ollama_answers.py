@@ -1,0 +1,103 @@
+"""Ollama's answers: JSON lines, the last of which tells what it took. Durations are nanoseconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+
+from octavo.core.batch import TokenLogprobs
+from octavo.serve.answers import Reply
+from octavo.serve.dialects import Dialect
+from octavo.serve.errors import ApiError
+from octavo.serve.generate import Choice, run
+from octavo.serve.logprobs import chat_logprobs
+from octavo.serve.metrics import Metrics
+from octavo.serve.port import EnginePort
+
+__all__ = ["OLLAMA", "answer_events", "answer_whole", "loaded"]
+
+_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
+
+
+def _line(value: Any) -> bytes:
+    return msgspec.json.encode(value) + b"\n"
+
+
+def _error_body(error: ApiError) -> dict[str, str]:
+    return {"error": error.message}
+
+
+OLLAMA = Dialect(
+    _error_body,
+    _line,
+    media_type="application/x-ndjson",
+    theirs={
+        **{name: f"options.{name}" for name in _OPTIONS},
+        "max_tokens": "options.num_predict",
+        "repetition_penalty": "options.repeat_penalty",
+    },
+)
+
+
+def loaded(model: str, field: str) -> dict[str, Any]:
+    """The answer to a request that only wants the model to be there."""
+    return {**_head(model), **_said(field, ""), "done": True, "done_reason": "load"}
+
+
+def answer_whole(engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The whole answer. Costs what its logprobs cost: call it in a thread."""
+    choice = choices[0]
+    text = "".join(choice.text)
+    return {**_piece(engine, reply, text, choice.logprobs), **_end(reply, choice.finish_reason), **_warnings(reply)}
+
+
+async def answer_events(engine: EnginePort, reply: Reply, metrics: Metrics) -> AsyncGenerator[bytes, None]:
+    """The lines: text, then one with the end."""
+    more, reason = _warnings(reply), None
+    async with aclosing(run(engine, reply.job, metrics)) as deltas:
+        async for _, delta in deltas:
+            reason = delta.finish_reason or reason
+            entries = delta.logprobs or ()
+            if delta.text or (entries and reply.request.logprobs):
+                piece = _piece(engine, reply, delta.text, entries)
+                yield _line({**piece, "done": False, **more})
+                more = {}
+    yield _line({**_piece(engine, reply, "", ()), **_end(reply, reason), **more})
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {"model": model, "created_at": datetime.now(timezone.utc).isoformat()}
+
+
+def _said(field: str, text: str) -> dict[str, Any]:
+    return {field: {"role": "assistant", "content": text} if field == "message" else text}
+
+
+def _piece(engine: EnginePort, reply: Reply, text: str, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    field = "message" if hasattr(reply.request, "messages") else "response"
+    shown = chat_logprobs(engine.tokenizer, entries)["content"] if reply.request.logprobs and entries else None
+    return {**_head(reply.model), **_said(field, text), **({} if shown is None else {"logprobs": shown})}
+
+
+def _warnings(reply: Reply) -> dict[str, Any]:
+    return {"warnings": reply.warnings} if reply.warnings else {}
+
+
+def _end(reply: Reply, reason: str | None) -> dict[str, Any]:
+    """That it is over, why, and what it took: prompt until the first token, the rest after it."""
+    job, ended = reply.job, time.monotonic()
+    first = ended if job.first_token_at is None else job.first_token_at
+    usage = job.usage()
+    seconds = {"total": ended - job.started, "load": 0.0, "prompt_eval": first - job.started, "eval": ended - first}
+    return {
+        "done": True,
+        "done_reason": reason,
+        **{f"{name}_duration": round(1e9 * value) for name, value in seconds.items()},
+        "prompt_eval_count": usage.prompt_tokens,
+        "eval_count": usage.completion_tokens,
+    }
