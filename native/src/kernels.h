@@ -151,7 +151,7 @@ struct Kernels {
   // ---- sampling (sampling.inc): one row of n logits, in blocks of kBlock
   float (*maxima)(const float* x, int64_t n, float* blocks);                                                // of each block; returns the largest of all, or a NaN where there is one
   double (*sum_exp)(const float* x, int64_t n, float top, float inverse, float* weights, float* from);      // of w = exp((x - top) * inverse), fixed order; not null: weights [n] gets each, from [kFrom] about the sums of w >= 2^-(kOctaves * (j + 1))
-  int64_t (*gather)(const float* x, int64_t n, const float* blocks, float least, float below, int32_t* ids); // ids with least <= x < below, ascending; writes kBlock places more
+  int64_t (*gather)(const float* x, int64_t n, const float* blocks, float least, float most, int32_t* ids); // ids with least <= x <= most, ascending; writes kBlock places more
   void (*mass_from)(const float* x, const float* weights, int64_t n, const float* limits, double* sums);    // of x >= limits[j], kLimits descending; weights null: 1 each
   int64_t (*rank_of)(const float* x, int64_t n, int64_t id);                                                // 1: the largest, of equals the first
   void (*mask_row)(float* dst, const float* x, int64_t n, const uint8_t* mask, int64_t bytes);              // -inf where the bit (id & 7) of byte id / 8 is not set

@@ -52,21 +52,23 @@ int64_t shortest_prefix(const LogitRow& row, int32_t* ids, int64_t count, double
   return done;
 }
 
-int64_t gather(const LogitRow& row, float least, float below = HUGE_VALF) {
-  return row.kernels.gather(row.x, row.n, row.scratch.blocks, least, below, row.scratch.ids);
+int64_t gather(const LogitRow& row, float least, float most = HUGE_VALF) {
+  return row.kernels.gather(row.x, row.n, row.scratch.blocks, least, most, row.scratch.ids);
 }
 
 // Where the boundary lies: at least `low`, below `high`, above which `reached` lies already.
 struct Bracket {
   float low, high = HUGE_VALF;
   double reached = 0.0;
+
+  float most() const { return high == HUGE_VALF ? high : nextafterf(high, -HUGE_VALF); }  // without a boundary yet: certain ones too
 };
 
 // Limits that part the bracket: evenly, or, where nothing is known below, ever further from the top.
 void part(const LogitRow& row, const Bracket& b, int round, float* limits) {
-  const double top = std::min(b.high, row.top);
+  const double top = std::min({b.high, row.top, FLT_MAX});
   const bool open = b.low == -FLT_MAX;
-  const double step = open ? ldexp(std::max(row.top - row.lowest_block(), 1e-3f) / 8, 8 * round) : (top - b.low) / kLimits;
+  const double step = open ? ldexp(std::max(std::min(row.top, FLT_MAX) - row.lowest_block(), 1e-3f) / 8, 8 * round) : (top - b.low) / kLimits;
   for (int j = 0; j < kLimits; j++) {
     const double limit = top - step * (open ? static_cast<double>(1 << j) : j + 1);
     limits[j] = j + 1 < kLimits ? static_cast<float>(std::max<double>(limit, b.low)) : b.low;
@@ -94,7 +96,7 @@ LastKept last_of_prefix(const LogitRow& row, const float* weights, double enough
   for (int round = 0; round < kRounds && found > kListed; round++) {
     if (!narrow(row, weights, enough, round, &b)) return {b.low, INT32_MAX};
     const int64_t before = found;
-    found = gather(row, b.low, b.high);
+    found = gather(row, b.low, b.most());
     if (round > 1 && found == before) break;  // ties
   }
   const auto mass = [&](int32_t id) { return weights == nullptr ? 1.0 : static_cast<double>(weights[id]); };

@@ -1,0 +1,44 @@
+// What tests of sampling share: working memory, rows of logits of every kind, and their order.
+#pragma once
+#include <algorithm>
+
+#include "../src/sampling.h"
+#include "check.h"
+
+namespace check {
+
+using namespace octavo;
+
+constexpr float kInf = INFINITY;
+
+struct Scratch : SampleScratch {
+  std::vector<float> a, b, c;
+  std::vector<int32_t> d;
+  std::vector<uint8_t> e;
+  explicit Scratch(int64_t n)
+      : a(size_t(n)), b(size_t(n)), c(size_t(n / kBlock + 1)), d(size_t(n + kBlock)), e(size_t(n)) {
+    values = a.data(), weights = b.data(), blocks = c.data(), ids = d.data(), marks = e.data();
+  }
+};
+
+// Many ties, some banned, some far away; i chooses what it looks like.
+inline std::vector<float> row_of(Random& random, int64_t n, int64_t i) {
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& v : x) v = i % 3 ? 6 * random.uniform() : float(random.below(9)) - 4;
+  if (i % 4 == 1) for (float& v : x) v = random.below(3) ? v : -kInf;
+  if (i % 5 == 2) for (float& v : x) v = ldexpf(v, int(random.between(-60, 60)));
+  if (i % 7 == 3) x.assign(size_t(n), 2.5f);
+  x[size_t(random.below(n))] = 3;
+  return x;
+}
+
+inline bool before(const std::vector<float>& x, int32_t a, int32_t b) { return x[size_t(a)] != x[size_t(b)] ? x[size_t(a)] > x[size_t(b)] : a < b; }
+
+inline std::vector<int32_t> ordered(const std::vector<float>& x) {
+  std::vector<int32_t> ids;
+  for (size_t i = 0; i < x.size(); i++) if (x[i] != -kInf) ids.push_back(int32_t(i));
+  std::sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return before(x, a, b); });
+  return ids;
+}
+
+}  // namespace check
