@@ -198,6 +198,15 @@ void test_edges(Tried* tried) {
   CHECK(record.hidden != nullptr && refused(tried->engine(), octavo_run(writer.get(), &record) < 0));
   record.hidden = nullptr;
   CHECK(octavo_run(writer.get(), &record) == 0);
+
+  records = tried->model.records;  // a layer with a window and, behind it, one without in the same group: nothing of that may be gone
+  std::vector<octavo_op*> attention;
+  for (octavo_op& op : records.ops)
+    if (op.code == OCTAVO_ATTENTION) attention.push_back(&op);
+  attention[0]->i[3] = kWindow, attention[1]->i[3] = 0, records.layer_group = {1, 1};
+  const octavo_program_spec mixed = records.spec();
+  ProgramPtr both(octavo_program_open(tried->engine(), tried->model.kv.get(), &mixed));
+  if (CHECK(both != nullptr)) CHECK(runs(tried, both.get(), kWindow + 15, kWindow + 17, 3, 0) && !runs(tried, both.get(), kWindow + 15, kWindow + 17, 3, 1));
 }
 
 void test_draws(Tried* tried) {

@@ -23,16 +23,36 @@ struct Batch {
   }
 };
 
-// Sequences in families that have a prefix of pages in common, perhaps a longer one with some of them.
-Batch random_batch(check::Random* rng, int32_t page, int32_t most_sequences, int32_t most_tokens) {
+// Sequences of `tokens` tokens from `begins` on, on their pages.
+Batch batch_of(int32_t page, const std::vector<std::vector<int32_t>>& pages, const std::vector<int32_t>& begins, const std::vector<int32_t>& tokens) {
   Batch b;
   b.page = page;
+  const int32_t count = static_cast<int32_t>(pages.size());
+  for (size_t s = 0; s < pages.size(); s++) {
+    for (int32_t t = 0; t < tokens[s]; t++) b.positions.push_back(begins[s] + t);
+    b.starts.push_back(b.starts.back() + tokens[s]);
+    b.width = std::max(b.width, static_cast<int32_t>(pages[s].size()));
+  }
+  b.table.assign(pages.size() * static_cast<size_t>(b.width), -1);
+  for (int32_t s = 0; s < count; s++) {
+    b.rows.push_back(count - 1 - s);
+    std::copy(pages[static_cast<size_t>(s)].begin(), pages[static_cast<size_t>(s)].end(), b.table.begin() + int64_t{count - 1 - s} * b.width);
+  }
+  b.step.tokens = b.starts.back(), b.step.sequences = count;
+  b.step.positions = b.positions.data(), b.step.starts = b.starts.data();
+  b.step.table_row = b.rows.data(), b.step.table_width = b.width, b.step.table_rows = count;
+  return b;
+}
+
+// Sequences in families that have a prefix of pages in common, perhaps a longer one with some of them.
+Batch random_batch(check::Random* rng, int32_t page, int32_t most_sequences, int32_t most_tokens) {
   const int32_t count = static_cast<int32_t>(rng->between(1, most_sequences));
   const bool decode = rng->below(2) == 0;
   std::vector<std::vector<int32_t>> known;
-  int32_t fresh = 0;
+  std::vector<int32_t> begins, all;
+  int32_t fresh = 0, used = 0;
   for (int32_t s = 0; s < count; s++) {
-    const int32_t left = most_tokens - b.starts.back() - (count - s - 1);
+    const int32_t left = most_tokens - used - (count - s - 1);
     const int32_t tokens = decode || rng->below(3) > 0 ? 1 : static_cast<int32_t>(rng->between(1, std::min<int32_t>(left, 90)));
     const int32_t begin = static_cast<int32_t>(rng->below(rng->below(2) ? 3000 : 400));
     std::vector<int32_t> pages(static_cast<size_t>((begin + tokens + page - 1) / page));
@@ -43,20 +63,10 @@ Batch random_batch(check::Random* rng, int32_t page, int32_t most_sequences, int
       std::copy(other.begin(), other.begin() + same, pages.begin());
       if (same > 0 && rng->below(4) == 0) pages[static_cast<size_t>(rng->below(same))] = fresh++;  // one in the middle is another
     }
-    for (int32_t t = 0; t < tokens; t++) b.positions.push_back(begin + t);
-    b.starts.push_back(b.starts.back() + tokens);
-    b.width = std::max(b.width, static_cast<int32_t>(pages.size()));
-    known.push_back(pages);
+    known.push_back(pages), begins.push_back(begin), all.push_back(tokens);
+    used += tokens;
   }
-  b.table.assign(known.size() * static_cast<size_t>(b.width), -1);
-  for (int32_t s = 0; s < count; s++) {
-    b.rows.push_back(count - 1 - s);
-    std::copy(known[static_cast<size_t>(s)].begin(), known[static_cast<size_t>(s)].end(), b.table.begin() + int64_t{count - 1 - s} * b.width);
-  }
-  b.step.tokens = b.starts.back(), b.step.sequences = count;
-  b.step.positions = b.positions.data(), b.step.starts = b.starts.data();
-  b.step.table_row = b.rows.data(), b.step.table_width = b.width, b.step.table_rows = count;
-  return b;
+  return batch_of(page, known, begins, all);
 }
 
 using Key = std::tuple<int64_t, int32_t, int64_t>;  // token, head, chunk
@@ -64,7 +74,7 @@ using Key = std::tuple<int64_t, int32_t, int64_t>;  // token, head, chunk
 struct Seen {
   std::map<Key, int> reads;
   std::map<std::pair<int64_t, int32_t>, int> parts, merges;
-  bool pages_right = true, shared = false, cut = false;
+  bool pages_right = true, behind = true, few = true, shared = false, cut = false;
 };
 
 void read_unit(const Batch& b, const AttentionPlan& plan, const Unit& unit, Seen* seen) {
@@ -74,6 +84,8 @@ void read_unit(const Batch& b, const AttentionPlan& plan, const Unit& unit, Seen
     const int64_t token = unit.shared ? plan.token(unit)[i] : unit.first + i;
     const int64_t position = b.positions[static_cast<size_t>(token)];
     const int32_t own = b.sequence_of(token);
+    seen->behind = seen->behind && (!unit.shared || b.positions[static_cast<size_t>(b.starts[static_cast<size_t>(own)])] >= unit.chunk1 * kChunk);
+    seen->few = seen->few && (!unit.shared || b.starts[static_cast<size_t>(own) + 1] - b.starts[static_cast<size_t>(own)] <= 8);
     if (unit.shared) seen->pages_right = seen->pages_right && plan.position(unit)[i] == position;
     const int64_t end = unit.chunk1 > 0 ? std::min<int64_t>(unit.chunk1, position / kChunk + 1) : position / kChunk + 1;
     for (int64_t chunk = unit.chunk0; chunk < end; chunk++) {
@@ -104,6 +116,8 @@ void check_plan(const Batch& b, const AttentionPlan& plan, int threads, int32_t 
   }
   CHECK(once && seen->reads.size() == wanted);
   CHECK(seen->pages_right);
+  CHECK(seen->behind);
+  CHECK(seen->few);  // the reads of many tokens serve many rows anyhow
   CHECK(seen->parts == seen->merges);
 }
 
@@ -141,22 +155,21 @@ void check_runs(const AttentionPlan& plan, int threads, int32_t heads) {
   CHECK(plan.merges() == heads);
 }
 
-}  // namespace
-
-int main() {
-  check::Random rng(5);
+void test_random(check::Random* rng) {
   int shared = 0, cut = 0;
   for (int turn = 0; turn < 300; turn++) {
-    const int32_t page = 16 << rng.below(3), heads = static_cast<int32_t>(rng.between(1, 4)), threads = static_cast<int32_t>(rng.between(1, 4));
-    const Batch b = random_batch(&rng, page, 12, 256);
-    const bool parts = rng.below(4) > 0;
+    const int32_t page = 16 << rng->below(3), heads = static_cast<int32_t>(rng->between(1, 4)), threads = static_cast<int32_t>(rng->between(1, 4));
+    const Batch b = random_batch(rng, page, 12, 256);
+    const bool parts = rng->below(4) > 0;
+    const int64_t room = turn % 9 == 0 ? 5000 : int64_t{1} << 20, state = 100;
     AttentionPlan plan;
-    plan.open({threads, heads, page, 256, 12, turn % 9 == 0 ? 5000 : int64_t{1} << 20, 100});
+    plan.open({threads, heads, page, 256, 12, room, state});
     for (int again = 0; again < 2; again++) plan.make(b.step, b.table.data(), 0, parts);
     Seen seen;
     check_plan(b, plan, threads, heads, &seen);
     check_shares(plan, b, threads, parts && turn % 9 != 0);
     CHECK(parts || !(seen.shared || seen.cut || plan.merges()));
+    CHECK(seen.parts.empty() || b.step.tokens * heads * plan.part_chunks() * state <= room);
     CHECK(plan.fits(b.table.data()));
     shared += seen.shared, cut += seen.cut;
     std::vector<int32_t> other = b.table;
@@ -164,12 +177,14 @@ int main() {
     CHECK(plan.fits(other.data()) != seen.shared);
   }
   CHECK(shared > 20 && cut > 20);
+}
+
+// One sequence of one token, far on.
+void test_one() {
   for (const int32_t position : {5000, 8064, 8191}) {
-    Batch b;
-    b.page = 16, b.width = position / 16 + 1, b.positions = {position}, b.starts = {0, 1}, b.rows = {0}, b.table.resize(static_cast<size_t>(b.width));
-    for (int32_t i = 0; i < b.width; i++) b.table[static_cast<size_t>(i)] = i;
-    b.step.tokens = b.step.sequences = 1, b.step.positions = b.positions.data(), b.step.starts = b.starts.data();
-    b.step.table_row = b.rows.data(), b.step.table_width = b.width, b.step.table_rows = 1;
+    std::vector<int32_t> pages(static_cast<size_t>(position / 16 + 1));
+    for (size_t i = 0; i < pages.size(); i++) pages[i] = static_cast<int32_t>(i);
+    const Batch b = batch_of(16, {pages}, {position}, {1});
     for (int threads = 2; threads <= 4; threads++) {
       AttentionPlan plan;
       plan.open({threads, 5, 16, 8, 1, int64_t{1} << 20, 100});
@@ -179,6 +194,42 @@ int main() {
       check_shares(plan, b, threads, true);
       check_runs(plan, threads, 5);
     }
+  }
+}
+
+// Sequence s has the first `common(s)` chunks of 512 positions in the pages of all, of family `family(s)`; then pages of its own.
+template <class Common, class Family>
+void check_families(int32_t count, int32_t begin, int32_t tokens, const Common& common, const Family& family) {
+  constexpr int32_t kPage = 64;
+  int32_t fresh = 1000;
+  std::vector<std::vector<int32_t>> pages;
+  for (int32_t s = 0; s < count; s++) {
+    std::vector<int32_t> own;
+    for (int32_t p = 0; p <= begin / kPage + 8; p++) own.push_back(p / 8 >= common(s) ? fresh++ : p / 8 == 0 ? 100 * family(s) + p : p);
+    pages.push_back(own);
+  }
+  const Batch b = batch_of(kPage, pages, std::vector<int32_t>(pages.size(), begin), std::vector<int32_t>(pages.size(), tokens));
+  for (int threads = 1; threads <= 4; threads++) {
+    AttentionPlan plan;
+    plan.open({threads, 2, kPage, count * tokens, count, int64_t{1} << 24, 100});
+    plan.make(b.step, b.table.data(), 0, true);
+    Seen seen;
+    check_plan(b, plan, threads, 2, &seen);
+    CHECK(seen.shared);
+  }
+}
+
+}  // namespace
+
+int main() {
+  check::Random rng(5);
+  test_random(&rng);
+  test_one();
+  const auto all = [](int32_t) { return 0; };
+  for (const int32_t tokens : {1, 8}) {
+    check_families(9, 5120, tokens, [](int32_t s) { return 9 - s; }, all);  // ever fewer go on together: more readers than there is room for
+    check_families(6, 5120, tokens, [](int32_t) { return 3; }, [](int32_t s) { return s % 3; });  // the same pages after another past
+    check_families(4, 1530, tokens, [](int32_t) { return 3; }, all);  // the third chunk is not behind them yet
   }
   return check::finish("test_plan");
 }

@@ -1,7 +1,12 @@
 // The thread pool: every thread of a job once, barriers that order plain memory, sleep and waking, changing numbers of threads,
-// callers that take turns. What the jobs write is not atomic: the thread sanitizer sees whether the pool orders it.
+// callers that take turns, CPUs. What the jobs write is not atomic: the thread sanitizer sees whether the pool orders it.
+#ifdef __linux__
+#include <sched.h>
+#endif
 #include <time.h>
 
+#include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "../src/cpus.h"
@@ -110,6 +115,14 @@ void test_numbers_of_threads() {
   }
 }
 
+// More threads than there are seats: as many as there are, once each.
+void test_too_many() {
+  static std::atomic<int> ran[Pool::kMaxThreads + 2];
+  Pool pool;
+  pool.run(1000, [](void*, int thread) { ran[std::min(thread, Pool::kMaxThreads + 1)]++; }, nullptr);
+  for (int thread = 0; thread < Pool::kMaxThreads + 2; thread++) CHECK(ran[thread] == (thread < Pool::kMaxThreads));
+}
+
 // Pools end while their workers spin, sleep, or have never been asked twice.
 void test_end() {
   for (int i = 0; i < 20; i++) {
@@ -125,6 +138,32 @@ void test_cpus() {
   const int cpus = octavo::available_cpus();
   CHECK(cpus >= 1 && cpus <= Pool::kMaxThreads && cpus <= int(std::thread::hardware_concurrency()));
 }
+
+#ifdef __linux__
+// The only CPU that this thread may run on, or -1.
+int own_cpu() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) != 1) return -1;
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &set)) cpu++;
+  return cpu;
+}
+
+// Each thread of a job has a CPU of its own where there are enough; afterwards its caller may run where it might before.
+void test_binding() {
+  static int where[kMost];
+  const auto note = [](void*, int thread) { where[thread] = own_cpu(); };
+  for (const bool pinned : {true, false}) {
+    if (octavo::available_cpus() < 2) return;
+    setenv("OCTAVO_NATIVE_PIN", pinned ? "1" : "0", 1);
+    Pool pool;
+    pool.run(2, note, nullptr);
+    CHECK(pinned ? where[0] >= 0 && where[1] >= 0 && where[0] != where[1] : where[0] < 0 && where[1] < 0);
+    CHECK(own_cpu() < 0);
+  }
+  unsetenv("OCTAVO_NATIVE_PIN");
+}
+#endif
 
 #ifndef __SANITIZE_THREAD__  // which ends a process that forks beside threads
 void test_child() {
@@ -152,7 +191,11 @@ int main() {
   test_sleep(&Pool::shared());
   test_callers(&Pool::shared());
   test_numbers_of_threads();
+  test_too_many();
   test_end();
   test_cpus();
+#ifdef __linux__
+  test_binding();
+#endif
   return finish("test_pool");
 }

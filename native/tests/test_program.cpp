@@ -202,6 +202,45 @@ void test_shared(const char* isa, int32_t format, int32_t kv_type, int32_t windo
   }
 }
 
+// Keys and values of every slot.
+std::vector<std::vector<float>> slots_of(const Model& model) {
+  std::vector<std::vector<float>> slots(size_t(kPages * model.page_size), std::vector<float>(2 * kKVHeads * kDim));
+  for (size_t slot = 0; slot < slots.size(); slot++) octavo_kv_read(model.kv.get(), 0, int64_t(slot), slots[slot].data(), &slots[slot][kKVHeads * kDim]);
+  return slots;
+}
+
+// Tokens that are computed again without writing leave their slots as they are, whatever these hold; those beside them write.
+void test_no_write(const char* isa, int32_t kv_type) {
+  constexpr int32_t kSize = 16, kWidth = 3, kEnd = 40;
+  const std::vector<float> other(kKVHeads * kDim, 0.75f);
+  for (const int32_t count : {1, 5}) {
+    Model model(isa, 2, octavo::FMT_W8G64, kv_type, kSize);
+    Step before, step;
+    for (Step* one : {&before, &step}) {
+      one->width = kWidth, one->table_rows = 2;
+      for (int32_t p = 0; p < 2 * 2 * kWidth; p++) one->table.push_back(p);
+    }
+    const std::vector<int32_t> tokens(kEnd + 5, 3);
+    before.add(tokens, 0, kEnd, 0), before.add(tokens, 0, kEnd, 1);
+    step.add(tokens, kEnd - count, kEnd, 0, true), step.add(tokens, kEnd, kEnd + count, 1);
+    octavo_step record = before.record();
+    CHECK(octavo_run(model.program.get(), &record) == 0);
+    for (int32_t p = kEnd - count; p < kEnd; p++)
+      for (const int32_t group : {0, 1}) CHECK(octavo_kv_write(model.kv.get(), 0, group * 2 * kWidth * kSize + p, other.data(), other.data()) == 0);
+    const std::vector<std::vector<float>> was = slots_of(model);
+    record = step.record();
+    CHECK(octavo_run(model.program.get(), &record) == 0);
+    const std::vector<std::vector<float>> is = slots_of(model);
+    bool right = true;
+    for (int32_t slot = 0; slot < int32_t(is.size()); slot++) {
+      const int32_t row = slot / (kWidth * kSize), position = slot % (kWidth * kSize);
+      const bool written = (row == 1 || row == 3) && position >= kEnd && position < kEnd + count;
+      right = right && (was[size_t(slot)] != is[size_t(slot)]) == written;
+    }
+    CHECK(right);
+  }
+}
+
 // What a product adds is read by panels, of which each thread has its own: they meet once somebody else has made it.
 void test_meetings(const char* isa) {
   Model model(isa, 2, octavo::FMT_W8G64, octavo::KV_BF16, 16);
@@ -237,6 +276,7 @@ int main(int argc, char** argv) {
       test_shared(k->name, octavo::FMT_BF16, octavo::KV_INT8, 0);
       test_shared(k->name, octavo::FMT_W8G64, octavo::KV_BF16, kWindow);
     }
+    test_no_write(k->name, table % octavo::KV_COUNT);
     table++;
   }
   test_meetings("generic");

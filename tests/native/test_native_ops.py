@@ -195,6 +195,8 @@ def test_every_op_in_its_place(name: str, isa: str) -> None:
         rng, numbers = random.Random(f"{name} {seed}"), np.random.RandomState(seed)
         model, oracle = OPS[name](rng), create_backend("numpy")
         weights = {weight: draw(shape, numbers) for weight, shape in model.weight_shapes().items()}
+        if seed % 2 and "router" in weights:
+            weights["router"][::2] = 0  # experts that tie: the first of them are taken
         backend = NativeBackend(isa, 1 + seed)
         native = NativeModel(backend, model, FormatPlan("fp32"), "fp32")
         native.limits = StepLimits(1024, 8, 256)
