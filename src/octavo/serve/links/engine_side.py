@@ -1,0 +1,243 @@
+"""The engine's end of its links: what it runs, and for which front end. No I/O, no clock.
+
+message of a front end -> hear -> the scheduler's inbox          events of a step -> take -> a `Step` for each front end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from octavo.core.errors import InvalidInput, shorten
+from octavo.core.events import EventKind, StepEvents, TokenEvent
+from octavo.core.request import FinishReason, Request
+from octavo.serve.links.messages import (
+    CHOICE_END,
+    REQUEST_END,
+    TOKEN,
+    ApiHello,
+    Cancel,
+    Event,
+    FromEngine,
+    Read,
+    Refused,
+    Shed,
+    Step,
+    Stop,
+    Submit,
+    ToEngine,
+    pack_logprobs,
+)
+
+__all__ = ["Core", "EngineSide", "request_of"]
+
+_KINDS = {EventKind.TOKEN: TOKEN, EventKind.CHOICE_END: CHOICE_END, EventKind.REQUEST_END: REQUEST_END}
+_MAX_TEXT = 4000  # characters of an error that is passed on
+
+
+class Core(Protocol):
+    """What is needed of the engine: `octavo.engine.core.EngineCore`."""
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue a request. Raises ``InvalidInput``."""
+
+    def cancel(self, request_id: str, reason: FinishReason = ...) -> None:
+        """End a request. Idempotent."""
+
+    def stop(self, request_id: str, choice: int, num_output_tokens: int, stop_reason: str | int | None) -> None:
+        """End a choice after so many tokens. Idempotent."""
+
+
+@dataclass(eq=False)
+class _Peer:
+    """A front end that lives."""
+
+    seat: str
+    heard: float  # when it last spoke
+    runs: dict[int, _Run] = field(default_factory=dict)  # by row of choice 0
+
+
+@dataclass(eq=False)
+class _Run:
+    """A request that the engine has."""
+
+    peer: int  # epoch
+    row: int  # of choice 0
+    request: Request
+
+
+class EngineSide:
+    """Requests of all front ends, by their epochs. ``outbox`` is for whoever does the I/O to send and clear.
+
+    ``make`` builds the scheduler's request out of a `Submit`. ``note`` gets the messages that are for the timeline.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        make: Callable[[Submit, float], Request],
+        note: Callable[[Read | Shed, float], None] = lambda message, now: None,
+    ) -> None:
+        self.core = core
+        self.outbox: list[tuple[int, FromEngine]] = []  # (epoch of the front end, message)
+        self._make, self._note = make, note
+        self._peers: dict[int, _Peer] = {}  # by epoch
+        self._dead: set[int] = set()  # epochs that are heard no more
+        self._runs: dict[str, _Run] = {}  # by request id
+
+    @property
+    def peers(self) -> Sequence[int]:
+        """Epochs of the front ends that live."""
+        return tuple(self._peers)
+
+    @property
+    def num_runs(self) -> int:
+        """Requests that are followed."""
+        return len(self._runs)
+
+    def hear(self, sender: int, message: ToEngine, now: float) -> None:
+        """Take in what a front end says. The dead are not heard, nor whoever has not said who it is."""
+        if isinstance(message, ApiHello) and sender not in self._dead:
+            self._seat(sender, message.seat, now)
+        peer = self._peers.get(sender)
+        if peer is None:
+            return
+        peer.heard = now
+        if isinstance(message, Submit):
+            self._submit(sender, peer, message, now)
+        elif isinstance(message, Cancel):
+            run = peer.runs.get(message.row)
+            if run is not None:
+                self._drop(run)
+                self.core.cancel(run.request.request_id, FinishReason.CANCELLED)
+        elif isinstance(message, Stop):
+            self._stop(peer, message)
+        elif isinstance(message, (Read, Shed)):
+            self._note(message, now)
+
+    def gone(self, epoch: int) -> None:
+        """A front end has died: what it asked for is cancelled, and it is never heard again."""
+        self._dead.add(epoch)
+        peer = self._peers.pop(epoch, None)
+        for run in list(peer.runs.values()) if peer is not None else ():
+            self._runs.pop(run.request.request_id, None)
+            self.core.cancel(run.request.request_id, FinishReason.CANCELLED)
+
+    def end_silent(self, now: float, limit: float) -> None:
+        """Whoever has said nothing for more than ``limit`` seconds counts as dead."""
+        for epoch, peer in list(self._peers.items()):
+            if now - peer.heard > limit:
+                self.gone(epoch)
+
+    def take(self, events: Iterable[TokenEvent]) -> None:
+        """Put the events of a step into the outbox: one message for each front end that they concern."""
+        drawn: dict[int, tuple[list[int], list[int], list[int]]] = {}
+        if isinstance(events, StepEvents):
+            self._add_drawn(events, drawn)
+            events = events.others
+        others: dict[int, list[Event]] = {}
+        for event in events:
+            run = self._runs.get(event.request_id)
+            if run is not None:
+                others.setdefault(run.peer, []).append(_packed(run, event))
+                if event.kind is EventKind.REQUEST_END:
+                    self._drop(run)
+        for epoch in [*drawn, *(epoch for epoch in others if epoch not in drawn)]:
+            rows, indices, tokens = drawn.get(epoch, ((), (), ()))
+            step = Step(tuple(rows), tuple(indices), tuple(tokens), tuple(others.get(epoch, ())))
+            self.outbox.append((epoch, step))
+
+    # -- inside
+
+    def _add_drawn(self, events: StepEvents, drawn: dict[int, tuple[list[int], list[int], list[int]]]) -> None:
+        for branch, index, token in zip(events.branches, events.indices, events.token_ids, strict=True):
+            request_id, choice = branch.key
+            run = self._runs.get(request_id)
+            if run is None:
+                continue
+            columns = drawn.get(run.peer)
+            if columns is None:
+                columns = drawn[run.peer] = ([], [], [])
+            columns[0].append(run.row + choice)
+            columns[1].append(index)
+            columns[2].append(token)
+
+    def _seat(self, epoch: int, seat: str, now: float) -> None:
+        for other, peer in list(self._peers.items()):
+            if peer.seat == seat and other < epoch:
+                self.gone(other)
+        self._peers.setdefault(epoch, _Peer(seat, now))
+
+    def _submit(self, epoch: int, peer: _Peer, message: Submit, now: float) -> None:
+        if message.row in peer.runs:
+            return  # the message came twice
+        try:
+            request = self._make(message, now)
+            self.core.submit(request, now)
+        except InvalidInput as error:
+            value = error.value if isinstance(error.value, int | float | bool) else shorten(error.value)
+            remedy = error.remedy[:_MAX_TEXT]
+            self.outbox.append((epoch, Refused(message.row, error.field[:_MAX_TEXT], value, remedy)))
+            return
+        run = peer.runs[message.row] = self._runs[request.request_id] = _Run(epoch, message.row, request)
+        assert run.peer in self._peers
+
+    def _stop(self, peer: _Peer, message: Stop) -> None:
+        for run in peer.runs.values():
+            choice = message.row - run.row
+            if 0 <= choice < len(run.request.branches):
+                self.core.stop(run.request.request_id, choice, message.num_tokens, message.reason)
+                return
+
+    def _drop(self, run: _Run) -> None:
+        self._runs.pop(run.request.request_id, None)
+        self._peers[run.peer].runs.pop(run.row, None)
+
+
+def request_of(message: Submit, now: float, *, model: str, namespace: str, eos_token_ids: Sequence[int]) -> Request:
+    """The scheduler's request: new, or as far as it had come. Raises ``InvalidInput``."""
+    request = Request(
+        message.request_id,
+        message.prompt,
+        message.params,
+        tenant=message.tenant,
+        priority=message.priority,
+        arrival=now - message.waited,
+        model=model,
+        namespace=namespace,
+        eos_token_ids=eos_token_ids,
+    )
+    request.seed = message.seed
+    if message.outputs or message.ended:
+        _go_on(request, message)
+    return request
+
+
+def _go_on(request: Request, message: Submit) -> None:
+    """Give the choices what is known of them; those that have ended stay so."""
+    if not len(message.outputs) == len(message.ended) == len(request.branches):
+        raise InvalidInput("outputs", f"{len(message.outputs)} lists", f"give one for each of {len(request.branches)}")
+    for branch, outputs, ended in zip(request.branches, message.outputs, message.ended, strict=True):
+        branch.token_ids.extend(outputs)
+        branch.num_delivered_tokens = len(outputs)
+        branch.prompt_logprobs_delivered = bool(outputs)
+        if ended:
+            branch.finish(FinishReason.STOP)
+
+
+def _packed(run: _Run, event: TokenEvent) -> Event:
+    prompt = event.prompt_logprobs
+    return Event(
+        run.row + (0 if event.kind is EventKind.REQUEST_END else event.choice),
+        _KINDS[event.kind],
+        event.index,
+        -1 if event.token_id is None else event.token_id,
+        event.num_output_tokens,
+        event.num_cached_tokens,
+        None if event.finish_reason is None else str(getattr(event.finish_reason, "value", event.finish_reason)),
+        event.stop_reason,
+        None if event.error is None else event.error[:_MAX_TEXT],
+        pack_logprobs(event.logprobs),
+        None if prompt is None else tuple(pack_logprobs(entry) for entry in prompt),
+    )

@@ -1,0 +1,260 @@
+"""The messages between processes: typed, bounded, versioned. Fixed schemas, so no byte received names a type to build.
+
+frames of one message    header (schema version, sender's epoch, receiver's epoch) | body (MessagePack)
+
+An *epoch* is the number of one life of one process, given by the supervisor and never given again. A *row* is the
+number under which a front end follows one choice in one engine: a request with n choices takes n rows in sequence, and
+new ones in each engine that takes it over. Whatever names a row that is not followed any more is dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from octavo.core.batch import TokenLogprobs
+from octavo.core.errors import OctavoError
+from octavo.core.params import MAX_CHOICES, SamplingParams
+from octavo.core.request import MAX_ID_CHARACTERS
+
+__all__ = [
+    "CHOICE_END", "MAX_BYTES", "REQUEST_END", "TOKEN", "ApiGone", "ApiHello", "Beat", "Cancel", "Drain", "EngineFacts",
+    "EngineGone", "EngineUp", "Event", "Failed", "FromEngine", "Link", "ProtocolError", "Read", "Ready", "Refused",
+    "Shed", "Stats", "Step", "Stop", "Submit", "ToChild", "ToEngine", "ToSupervisor", "pack_logprobs",
+    "unpack_logprobs",
+]  # fmt: skip
+
+VERSION = 1
+MAX_BYTES = 64 << 20  # of one message
+TOKEN, CHOICE_END, REQUEST_END = range(3)  # kinds of `Event`
+
+_HEADER = struct.Struct("<4sHxxQQ")
+_MAGIC = b"octv"
+_Name = Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)]
+_Text = Annotated[str, Meta(max_length=4096)]
+_Row = Annotated[int, Meta(ge=0, lt=2**62)]
+_Id = Annotated[int, Meta(ge=0, lt=2**31)]
+_Epoch = Annotated[int, Meta(ge=1, lt=2**62)]
+_Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Logprobs = tuple[int, float, int, tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]
+
+
+class ProtocolError(OctavoError):
+    """A message that this schema does not know: too large, malformed, or of another version."""
+
+
+class _Message(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """Written once, then read: nobody changes a message."""
+
+
+# -- front end to engine
+
+
+class ApiHello(_Message, tag=1):
+    """The first message of a front end. A seat has one occupant: what an earlier one asked for ends here."""
+
+    seat: _Name
+
+
+class Submit(_Message, tag=2):
+    """Run a request, or go on with one.
+
+    ``outputs``, ``ended``: for each choice the tokens that are known, and whether it has ended; empty for a new one.
+    """
+
+    row: _Row  # of choice 0
+    request_id: _Name
+    prompt: tuple[_Id, ...]
+    params: SamplingParams
+    seed: int
+    tenant: _Name = ""
+    salt: _Text = ""
+    priority: int = 0
+    waited: _Seconds = 0.0  # since it arrived
+    outputs: Annotated[tuple[tuple[_Id, ...], ...], Meta(max_length=MAX_CHOICES)] = ()
+    ended: Annotated[tuple[bool, ...], Meta(max_length=MAX_CHOICES)] = ()
+
+
+class Cancel(_Message, tag=3):
+    """Nobody wants the request of this row (of choice 0) any more."""
+
+    row: _Row
+
+
+class Stop(_Message, tag=4):
+    """A choice ends after this many output tokens: a stop string was found."""
+
+    row: _Row
+    num_tokens: _Id
+    reason: int | _Text | None
+
+
+class Read(_Message, tag=5):
+    """The reader of a request has taken all of it: for the timeline."""
+
+    request_id: _Name
+
+
+class Shed(_Message, tag=6):
+    """A request was turned away at the door: for the timeline."""
+
+    request_id: _Name
+    reason: _Text
+    status: int
+    retry_after: float
+
+
+class Beat(_Message, tag=7):
+    """The sender lives."""
+
+
+ToEngine = ApiHello | Submit | Cancel | Stop | Read | Shed | Beat
+
+
+# -- engine to front end
+
+
+class Event(_Message):
+    """An event of one choice that is no plain token: `octavo.core.events.TokenEvent`."""
+
+    row: _Row
+    kind: Annotated[int, Meta(ge=TOKEN, le=REQUEST_END)]
+    index: int = -1
+    token: int = -1
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    finish_reason: _Name | None = None
+    stop_reason: int | _Text | None = None
+    error: _Text | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+
+
+class Step(_Message, tag=20):
+    """What one step has for a front end: plain tokens as columns (row, index in the output, token), then the rest."""
+
+    rows: tuple[int, ...]
+    indices: tuple[int, ...]
+    tokens: tuple[int, ...]
+    events: tuple[Event, ...] = ()
+
+
+class Refused(_Message, tag=21):
+    """The engine does not take the request of this row: ``InvalidInput`` in three parts."""
+
+    row: _Row
+    field: _Text
+    value: int | float | bool | _Text | None
+    remedy: _Text
+
+
+class Stats(_Message, tag=22):
+    """Gauges and counters of the engine."""
+
+    values: dict[_Name, float]
+
+
+FromEngine = Step | Refused | Stats
+
+
+# -- children to supervisor, and back
+
+
+class EngineFacts(_Message):
+    """What a front end has to know of the model that runs."""
+
+    name: _Text
+    source: _Text  # where its tokenizer is
+    max_seq_len: int
+    vocab_size: int
+    eos_ids: tuple[_Id, ...]
+    numerics_id: _Text
+    exact: bool  # a resumed request has the same tokens
+
+
+class Ready(_Message, tag=40):
+    """A child serves."""
+
+    facts: EngineFacts | None = None
+
+
+class Failed(_Message, tag=41):
+    """A child cannot start, for a reason that its user can mend: ``InvalidInput`` in three parts."""
+
+    field: _Text
+    value: int | float | bool | _Text | None
+    remedy: _Text
+
+
+class EngineUp(_Message, tag=42):
+    """An engine serves, at this address."""
+
+    epoch: _Epoch
+    address: _Text
+    facts: EngineFacts
+
+
+class EngineGone(_Message, tag=43):
+    """The engine has died; another one will come."""
+
+
+class ApiGone(_Message, tag=44):
+    """A front end has died."""
+
+    epoch: _Epoch
+
+
+class Drain(_Message, tag=45):
+    """Finish what is open, take nothing new, end. Told again: end now."""
+
+
+ToSupervisor = Ready | Failed | Beat
+ToChild = EngineUp | EngineGone | ApiGone | Drain
+
+_Out = TypeVar("_Out")
+_In = TypeVar("_In")
+
+
+class Link(Generic[_Out, _In]):
+    """One kind of link, seen from one end: which messages go out and which may come in."""
+
+    def __init__(self, kinds: object) -> None:
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(kinds).decode
+
+    def pack(self, message: _Out, sender: int, receiver: int = 0) -> list[bytes]:
+        """The frames of a message; receiver 0: whoever gets it. Raises ``ProtocolError`` for one that is too large."""
+        body = self._encode(message)
+        if len(body) > MAX_BYTES:
+            raise ProtocolError(f"a message of {len(body)} bytes; at most {MAX_BYTES} may be sent")
+        return [_HEADER.pack(_MAGIC, VERSION, sender, receiver), body]
+
+    def unpack(self, frames: Sequence[bytes], own: int) -> tuple[int, _In] | None:
+        """Sender's epoch and message; None for one to another life. Raises ``ProtocolError`` for what is no message."""
+        if len(frames) != 2 or len(frames[0]) != _HEADER.size or len(frames[1]) > MAX_BYTES:
+            raise ProtocolError(f"{len(frames)} frames of {sum(map(len, frames))} bytes are no message")
+        magic, version, sender, receiver = _HEADER.unpack(frames[0])
+        if magic != _MAGIC or version != VERSION:
+            raise ProtocolError(f"a message of version {version}; this process speaks {VERSION}")
+        if receiver not in (0, own):
+            return None
+        try:
+            return sender, self._decode(frames[1])
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"a message that does not fit its schema: {error}") from error
+        except RecursionError as error:
+            raise ProtocolError("a message that is nested too deep") from error
+
+
+def pack_logprobs(entry: TokenLogprobs | None) -> Logprobs | None:
+    """Logprobs of one token, for a message."""
+    return None if entry is None else (entry.token_id, entry.logprob, entry.rank, entry.top, entry.chosen)
+
+
+def unpack_logprobs(entries: Iterable[Logprobs | None]) -> tuple[TokenLogprobs | None, ...]:
+    """The inverse, for several."""
+    return tuple(None if entry is None else TokenLogprobs(*entry) for entry in entries)

@@ -1,0 +1,245 @@
+"""Who lives, who is dead, who is started again and when. No I/O: the clock and what was seen come in as arguments.
+
+    down --(due)--> starting --Ready--> ready --(exit, silence)--> down, and due again after a pause
+                        |                 |
+                        +----- Drain -----+--> ends, and stays down
+
+The order of a good end: the front ends finish what is open and end, then the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from octavo.serve.links.messages import ApiGone, Beat, Drain, EngineFacts, EngineGone, EngineUp, Failed, Ready, ToChild
+
+__all__ = ["End", "Kill", "Rules", "Start", "Supervision", "Tell"]
+
+ENGINE = "engine"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Times in seconds."""
+
+    silence: float = 30.0  # without a word from a process, after which it counts as dead
+    first_pause: float = 0.1  # before a process is started for the third time in a row; the second time at once
+    longest_pause: float = 5.0
+    settled: float = 30.0  # a life that was ready for so long counts as a good one
+    most_false_starts: int = 5  # lives in a row that never were ready
+    drain: float = 10.0  # a front end is given this to end what is open, and the engine afterwards
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process for a seat."""
+
+    seat: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End a process at once."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send a message to a process."""
+
+    epoch: int
+    message: ToChild
+
+
+@dataclass(frozen=True)
+class End:
+    """All is over."""
+
+    code: int
+    problem: Failed | None = None
+
+
+Action = Start | Kill | Tell | End
+
+
+@dataclass(eq=False)
+class _Seat:
+    name: str
+    epoch: int = 0  # of who sits there; 0: nobody
+    state: str = "down"  # starting, ready, draining
+    heard: float | None = None  # when it last spoke; None: not yet
+    began: float = 0.0  # the state
+    due: float = 0.0  # when the next one is to be started
+    failures: int = 0  # lives in a row that were not good
+    false_starts: int = 0
+    was_ready: bool = False  # in any life
+    killed: bool = False  # the one who sits there
+    problem: Failed | None = None
+    facts: EngineFacts | None = None
+
+
+@dataclass
+class Supervision:
+    """One engine and some front ends. ``actions`` is for whoever does the I/O to carry out, in order, and clear."""
+
+    apis: int
+    rules: Rules = field(default_factory=Rules)
+    address_of: str = "engine-{}"  # of an engine, by its epoch
+
+    def __post_init__(self) -> None:
+        self.actions: list[Action] = []
+        self._engine = _Seat(ENGINE)
+        self._apis = [_Seat(f"api-{i}") for i in range(self.apis)]
+        self._epoch = 0
+        self._draining = self._ended = False
+
+    @property
+    def is_serving(self) -> bool:
+        """Everybody is ready."""
+        return all(seat.state == "ready" for seat in self._seats)
+
+    @property
+    def model_name(self) -> str:
+        """Of the engine that serves or served last; empty before the first."""
+        return "" if self._engine.facts is None else self._engine.facts.name
+
+    @property
+    def is_ending(self) -> bool:
+        """It is coming to its end."""
+        return self._draining or self._ended
+
+    @property
+    def _seats(self) -> Sequence[_Seat]:
+        return (self._engine, *self._apis)
+
+    # -- what was seen
+
+    def tick(self, now: float) -> None:
+        """Time passes: start who is due, end who is silent or does not come to its end."""
+        if self._ended:
+            return
+        for seat in self._seats:
+            if seat.epoch and not seat.killed and self._is_lost(seat, now):
+                self._kill(seat)
+            elif not seat.epoch and now >= seat.due and self._is_wanted(seat):
+                self._start(seat, now)
+        if self._draining:
+            self._go_on_draining(now)
+
+    def heard(self, epoch: int, message: Ready | Failed | Beat, now: float) -> None:
+        """A process has spoken. The dead are not heard."""
+        seat = next((seat for seat in self._seats if seat.epoch == epoch and epoch), None)
+        if seat is None or seat.killed:
+            return
+        first, seat.heard = seat.heard is None, now
+        if isinstance(message, Failed):
+            seat.problem = message
+        elif isinstance(message, Ready) and seat.state == "starting":
+            self._ready(seat, message.facts, now)
+        if first and seat is not self._engine and self._engine.state == "ready":
+            self._introduce(seat)
+
+    def exited(self, epoch: int, code: int, now: float) -> None:
+        """A process has ended."""
+        seat = next((seat for seat in self._seats if seat.epoch == epoch), None)
+        if seat is None or self._ended:
+            return
+        state, began = seat.state, seat.began
+        seat.epoch, seat.state, seat.heard, seat.began = 0, "down", None, now
+        self._tell_of_death(seat, epoch)
+        if not seat.was_ready and code > 0:  # it cannot be done: somebody has to mend something
+            self._end(code, seat.problem)
+            return
+        good = state == "draining" or (state == "ready" and now - began >= self.rules.settled)
+        seat.failures = 0 if good else seat.failures + 1
+        seat.false_starts = seat.false_starts + 1 if state == "starting" else 0
+        seat.due = now + self._pause(seat.failures)
+        if seat.false_starts >= self.rules.most_false_starts and not self._draining:
+            self._end(1, seat.problem)
+        self.tick(now)
+
+    def drain(self, now: float) -> None:
+        """Come to an end: the front ends finish what is open. Asked again: end at once."""
+        if self._ended:
+            return
+        if self._draining:
+            self._end(0, None)
+            return
+        self._draining = True
+        for seat in self._apis:
+            if seat.epoch and seat.heard is not None and seat.was_ready:
+                seat.state, seat.began = "draining", now
+                self.actions.append(Tell(seat.epoch, Drain()))
+            elif seat.epoch:
+                self._kill(seat)  # it has not let anybody in
+        self._go_on_draining(now)
+
+    # -- inside
+
+    def _is_wanted(self, seat: _Seat) -> bool:
+        """Whether somebody is to sit there: while it drains, an engine for the front ends that are left."""
+        return not self._draining or (seat is self._engine and any(api.epoch for api in self._apis))
+
+    def _is_lost(self, seat: _Seat, now: float) -> bool:
+        since = seat.began if seat.heard is None else seat.heard
+        late = seat.state == "draining" and now - seat.began > self.rules.drain
+        return late or now - since > self.rules.silence
+
+    def _pause(self, failures: int) -> float:
+        if failures < 2:
+            return 0.0
+        return min(self.rules.longest_pause, self.rules.first_pause * 2.0 ** min(failures - 2, 30))
+
+    def _start(self, seat: _Seat, now: float) -> None:
+        self._epoch += 1
+        seat.epoch, seat.state, seat.began, seat.killed = self._epoch, "starting", now, False
+        self.actions.append(Start(seat.name, seat.epoch))
+
+    def _kill(self, seat: _Seat) -> None:
+        seat.killed = True
+        self.actions.append(Kill(seat.epoch))
+
+    def _ready(self, seat: _Seat, facts: EngineFacts | None, now: float) -> None:
+        seat.state, seat.began, seat.was_ready, seat.problem, seat.facts = "ready", now, True, None, facts
+        seat.false_starts = 0
+        if seat is self._engine:
+            for api in self._apis:
+                if api.epoch and api.heard is not None:
+                    self._introduce(api)
+
+    def _introduce(self, api: _Seat) -> None:
+        """Tell a front end of the engine."""
+        engine = self._engine
+        if engine.facts is not None:
+            address = self.address_of.format(engine.epoch)
+            self.actions.append(Tell(api.epoch, EngineUp(engine.epoch, address, engine.facts)))
+
+    def _tell_of_death(self, seat: _Seat, epoch: int) -> None:
+        if seat is self._engine:
+            for api in self._apis:
+                if api.epoch and api.heard is not None:
+                    self.actions.append(Tell(api.epoch, EngineGone()))
+        elif self._engine.state == "ready":
+            self.actions.append(Tell(self._engine.epoch, ApiGone(epoch)))
+
+    def _go_on_draining(self, now: float) -> None:
+        engine = self._engine
+        if any(seat.epoch for seat in self._apis) or self._ended:
+            return
+        if not engine.epoch:
+            self._end(0, None)
+        elif engine.state == "ready":
+            engine.state, engine.began = "draining", now
+            self.actions.append(Tell(engine.epoch, Drain()))
+        elif engine.state == "starting" and not engine.killed:
+            self._kill(engine)
+
+    def _end(self, code: int, problem: Failed | None) -> None:
+        for seat in self._seats:
+            if seat.epoch and not seat.killed:
+                self._kill(seat)
+        self._ended = True
+        self.actions.append(End(code, problem))

@@ -1,0 +1,406 @@
+"""A server in one thread: supervisor, engine and front ends with their real protocol, over links that a seed delays.
+
+Every message is packed and unpacked as on a socket. A process may be killed at any event; what it had sent may arrive
+long after its death. The engine is the real scheduler over the null model, so a lost, repeated or foreign token shows.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from null_model import NullModel, null_stream
+
+from octavo.core.events import EventKind, StepEvents, TokenEvent
+from octavo.core.kv import KVCacheManager, KVGroup
+from octavo.core.params import SamplingParams
+from octavo.core.request import FinishReason, Request
+from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
+from octavo.serve.links.api_side import MAX_DEATHS, ApiSide
+from octavo.serve.links.engine_side import EngineSide, request_of
+from octavo.serve.links.messages import (
+    ApiGone,
+    Beat,
+    Drain,
+    EngineFacts,
+    EngineGone,
+    EngineUp,
+    FromEngine,
+    Link,
+    Ready,
+    ToChild,
+    ToEngine,
+    ToSupervisor,
+)
+from octavo.serve.links.supervision import End, Kill, Rules, Start, Supervision, Tell
+
+VOCAB, EOS, CONTEXT = 97, 5, 64
+FACTS = EngineFacts("null", "", CONTEXT, VOCAB, (EOS,), "null", True)
+RULES = Rules(silence=40.0, first_pause=1.0, longest_pause=8.0, settled=50.0, most_false_starts=10**6, drain=400.0)
+TO_ENGINE: Link[Any, Any] = Link(ToEngine)
+FROM_ENGINE: Link[Any, Any] = Link(FromEngine)
+TO_CHILD: Link[Any, Any] = Link(ToChild)
+TO_SUPERVISOR: Link[Any, Any] = Link(ToSupervisor)
+
+
+class Broken(AssertionError):
+    """A promise was not kept."""
+
+
+@dataclass
+class Stream:
+    """What one client was told, and what it should have been told."""
+
+    name: str
+    params: SamplingParams
+    expected: list[list[int]]
+    reasons: list[str]
+    stop_after: int | None  # tokens after which the text layer finds a stop string
+    tokens: list[list[int]] = field(default_factory=list)
+    ends: list[str | None] = field(default_factory=list)
+    done: bool = False
+    left: bool = False  # its client, or its front end, is gone
+    deaths: int = 0  # of engines, while it was open
+
+    def take(self, event: TokenEvent) -> None:
+        """One event, in its place."""
+        if self.done or self.left:
+            raise Broken(f"{self.name}: {event.kind} after its end")
+        told = self.tokens[event.choice]
+        if event.kind is EventKind.TOKEN:
+            if self.ends[event.choice] is not None or event.index != len(told):
+                raise Broken(f"{self.name}/{event.choice}: token {event.index} after {len(told)}")
+            if event.token_id != self.expected[event.choice][len(told)]:
+                raise Broken(f"{self.name}/{event.choice}: token {event.index} is another one")
+            told.append(event.token_id)
+        elif event.kind is EventKind.CHOICE_END:
+            self._end_choice(event, told)
+        else:
+            self.done = True
+            if None in self.ends:
+                raise Broken(f"{self.name} ended before its choices")
+
+    def _end_choice(self, event: TokenEvent, told: list[int]) -> None:
+        if self.ends[event.choice] is not None:
+            raise Broken(f"{self.name}/{event.choice} ended twice")
+        self.ends[event.choice] = event.finish_reason
+        if event.error is not None:
+            if self.deaths < MAX_DEATHS:
+                raise Broken(f"{self.name} failed: {event.error}")
+        elif (event.finish_reason, told) != (self.reasons[event.choice], self.expected[event.choice]):
+            raise Broken(f"{self.name}/{event.choice}: {event.finish_reason} after {told}")
+
+
+class Process:
+    """One life of one process. ``inbox``: (link, frames) that have arrived."""
+
+    def __init__(self, world: World, seat: str, epoch: int) -> None:
+        self.world, self.seat, self.epoch = world, seat, epoch
+        self.beat = 0.0
+        self.ready_at = world.now + world.random.uniform(0, 6)
+        self.is_ready = self.stopped = False
+        self.tell(Beat())
+
+    def tell(self, message: Any) -> None:
+        """To the supervisor."""
+        self.world.send(self.epoch, 0, "child", TO_SUPERVISOR.pack(message, self.epoch))
+
+    def turn(self) -> None:
+        """Do a little."""
+        if self.stopped:
+            return
+        if self.world.now - self.beat > 5.0:
+            self.beat = self.world.now
+            self.tell(Beat())
+        if not self.is_ready and self.world.now >= self.ready_at:
+            self.is_ready = True
+            self.tell(Ready(FACTS if self.seat == "engine" else None))
+        self.work()
+
+    def work(self) -> None:
+        """What its role does."""
+
+    def hear(self, way: str, frames: list[bytes]) -> None:
+        """A message has arrived."""
+
+
+class Engine(Process):
+    """The scheduler over the null model."""
+
+    def __init__(self, world: World, seat: str, epoch: int) -> None:
+        super().__init__(world, seat, epoch)
+        self.kv = KVCacheManager(40, 4, (KVGroup((0,)),))
+        config = SchedulerConfig(
+            max_seq_len=CONTEXT, max_running_requests=4, max_batched_tokens=12, max_prefill_chunk=8
+        )
+        self.scheduler = ContinuousBatchScheduler(self.kv, config, vocab_size=VOCAB)
+        self.model = NullModel(self.kv, VOCAB)
+        self.side = EngineSide(self, lambda m, now: request_of(m, now, model="", namespace="", eos_token_ids=(EOS,)))
+
+    def submit(self, request: Request, now: float) -> None:
+        self.scheduler.submit(request)
+
+    def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+        self.scheduler.cancel(request_id, reason)
+
+    def stop(self, request_id: str, choice: int, num_output_tokens: int, stop_reason: int | str | None) -> None:
+        self.scheduler.stop(request_id, choice, num_output_tokens, stop_reason)
+
+    def hear(self, way: str, frames: list[bytes]) -> None:
+        if way == "supervisor":
+            found = TO_CHILD.unpack(frames, self.epoch)
+            if found is not None and isinstance(found[1], ApiGone):
+                self.side.gone(found[1].epoch)
+            if found is not None and isinstance(found[1], Drain):
+                self.world.die(self, 0)
+            return
+        found = TO_ENGINE.unpack(frames, self.epoch)
+        if found is not None:
+            self.side.hear(found[0], found[1], self.world.now)
+
+    def work(self) -> None:
+        if not self.is_ready:
+            return
+        self.side.end_silent(self.world.now, RULES.silence)
+        if self.scheduler.has_work and self.world.random.random() < 0.8:
+            decision = self.scheduler.plan(self.world.now)
+            if decision.rows:
+                events = self.scheduler.commit(self.model(decision), self.world.now)
+            else:
+                events = self.scheduler.drain_events()
+            self.scheduler.audit()
+            self.side.take(events)
+        outbox, self.side.outbox = self.side.outbox, []
+        for epoch, message in outbox:
+            frames = FROM_ENGINE.pack(message, self.epoch, epoch)
+            for _ in range(2 if self.world.random.random() < self.world.twice else 1):
+                self.world.send(self.epoch, epoch, "engine", frames)
+
+
+class Api(Process):
+    """A front end with clients of its own."""
+
+    def __init__(self, world: World, seat: str, epoch: int) -> None:
+        super().__init__(world, seat, epoch)
+        self.side = ApiSide(seat)
+        self.streams: dict[str, Stream] = {}
+        self.draining = False
+
+    def ask(self, stream: Stream, prompt: tuple[int, ...]) -> None:
+        request = Request(stream.name, prompt, stream.params, arrival=self.world.now, eos_token_ids=(EOS,))
+        self.streams[stream.name] = stream
+        self.side.submit(request, "", self.world.now)
+
+    def leave(self, stream: Stream) -> None:
+        stream.left = True
+        self.side.cancel(stream.name)
+
+    def hear(self, way: str, frames: list[bytes]) -> None:
+        if way == "supervisor":
+            found = TO_CHILD.unpack(frames, self.epoch)
+            self._told(None if found is None else found[1])
+            return
+        found = FROM_ENGINE.unpack(frames, self.epoch)
+        if found is not None:
+            self._deliver(self.side.hear(found[0], found[1], self.world.now))
+        if self.side.refusals:
+            raise Broken(f"{self.side.refusals} though all can be served")
+
+    def _told(self, message: Any) -> None:
+        if isinstance(message, EngineUp):
+            self._deliver(self.side.engine_up(message.epoch, self.world.now))
+        elif isinstance(message, EngineGone):
+            for stream in self.streams.values():
+                stream.deaths += not stream.done
+            self._deliver(self.side.engine_down())
+        elif isinstance(message, Drain):
+            self.draining = True
+
+    def _deliver(self, events: Any) -> None:
+        while events:
+            columns = list(events) if isinstance(events, StepEvents) else events
+            for event in columns:
+                stream = self.streams[event.request_id]
+                late = stream.stop_after is not None and len(stream.tokens[event.choice]) >= stream.stop_after
+                if late and event.kind is EventKind.TOKEN:
+                    continue  # came with the message in which the stop string was found
+                stream.take(event)
+                if event.kind is EventKind.TOKEN and len(stream.tokens[event.choice]) == stream.stop_after:
+                    self.side.stop(stream.name, event.choice, stream.stop_after, "END")
+            events = self.side.take()
+
+    def work(self) -> None:
+        if self.world.now == self.beat and self.side.engine:
+            self.side.outbox.append(Beat())
+        outbox, self.side.outbox = self.side.outbox, []
+        for message in outbox:
+            target = self.side.engine
+            self.world.send(self.epoch, target, "api", TO_ENGINE.pack(message, self.epoch, target))
+        if self.draining and not self.side.num_open:
+            self.world.die(self, 0)
+
+
+class World:
+    """Links, clock and deaths. ``play`` runs everything and raises ``Broken``."""
+
+    def __init__(self, seed: int, *, kills: int = 6, requests: int = 14, twice: float = 0.1) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.twice = twice  # how often a message of the engine comes twice
+        self.plan = Supervision(apis=2, rules=RULES)
+        self.processes: dict[int, Process] = {}  # by epoch
+        self.streams: list[Stream] = []
+        self.ended: End | None = None
+        self.num_resumed = self.num_kills = 0
+        self._links: dict[tuple[int, int, str], list[tuple[float, list[bytes]]]] = {}
+        self._exits: list[tuple[float, int, int]] = []
+        self._kills, self._requests = kills, requests
+
+    # -- processes and links
+
+    def send(self, sender: int, target: int, way: str, frames: list[bytes]) -> None:
+        """Put a message on its way, from one life to another (0: the supervisor); those of one link stay in order."""
+        delay = self.random.choice((0.0, 0.0, 0.5, 3.0))
+        self._links.setdefault((sender, target, way), []).append((self.now + delay, frames))
+
+    def die(self, process: Process, code: int) -> None:
+        """A process ends; its supervisor is told soon."""
+        if self.processes.pop(process.epoch, None) is not None:
+            self._exits.append((self.now + self.random.uniform(0, 2), process.epoch, code))
+            self.num_resumed += process.side.num_resumed if isinstance(process, Api) else 0
+
+    def _act(self) -> None:
+        while self.plan.actions:
+            action = self.plan.actions.pop(0)
+            if isinstance(action, Start):
+                kind = Engine if action.seat == "engine" else Api
+                self.processes[action.epoch] = kind(self, action.seat, action.epoch)
+            elif isinstance(action, Kill) and action.epoch in self.processes:
+                self._kill(self.processes[action.epoch])
+            elif isinstance(action, Tell):
+                self.send(0, action.epoch, "supervisor", TO_CHILD.pack(action.message, 0, action.epoch))
+            elif isinstance(action, End):
+                self.ended = action
+
+    def _kill(self, process: Process) -> None:
+        """kill -9: what it has sent stays on its way."""
+        self.num_kills += 1
+        if isinstance(process, Api):
+            for stream in process.streams.values():
+                stream.left = True
+        self.die(process, -9)
+
+    def _arrive(self) -> None:
+        for (sender, target, way), queue in list(self._links.items()):
+            while queue and queue[0][0] <= self.now:
+                receiver = self.processes.get(target)
+                if receiver is not None and receiver.stopped:
+                    break
+                _, frames = queue.pop(0)
+                if target == 0:
+                    found = TO_SUPERVISOR.unpack(frames, 0)
+                    if found is not None:
+                        self.plan.heard(sender, found[1], self.now)
+                        self._act()
+                elif receiver is not None:
+                    receiver.hear(way, frames)
+
+    # -- what happens
+
+    def _arrival(self, api: Api) -> None:
+        name, n = f"r{len(self.streams)}", self.random.choice((1, 1, 2))
+        seed, limit = self.random.getrandbits(64), self.random.randrange(0, 40)
+        prompt = tuple(self.random.randrange(VOCAB) for _ in range(self.random.randrange(1, 20)))
+        params = SamplingParams(max_tokens=limit, n=n, seed=seed)
+        stop_after = self.random.choice((None, None, 7))
+        expected, reasons = [], []
+        for choice in range(n):
+            tokens, reason = _whole(prompt, params, choice)
+            if stop_after is not None and len(tokens) > stop_after:
+                tokens, reason = tokens[:stop_after], "stop"
+            expected.append(tokens)
+            reasons.append(reason)
+        stream = Stream(name, params, expected, reasons, stop_after, [[] for _ in range(n)], [None] * n)
+        self.streams.append(stream)
+        api.ask(stream, prompt)
+
+    def _misfortune(self) -> None:
+        """Something that may happen to a process, or to a client."""
+        victims = sorted(self.processes.values(), key=lambda process: process.seat != "engine")
+        if self._kills and victims and self.random.random() < 0.04:
+            self._kills -= 1
+            victim = victims[0] if self.random.random() < 0.5 else self.random.choice(victims)
+            if self.random.random() < 0.3:
+                victim.stopped = True  # and perhaps it goes on, before or after it is given up
+            else:
+                self._kill(victim)
+        for process in victims:
+            if process.stopped and self.random.random() < 0.03:
+                process.stopped = False
+        open_streams = [stream for stream in self.streams if not (stream.done or stream.left)]
+        if open_streams and self.random.random() < 0.005:
+            stream = self.random.choice(open_streams)
+            for process in self.processes.values():
+                if isinstance(process, Api) and not process.stopped and stream.name in process.streams:
+                    process.leave(stream)
+
+    def _tick(self) -> None:
+        self.now += 0.25
+        self.plan.tick(self.now)
+        self._act()
+        self._arrive()
+        for due in [item for item in self._exits if item[0] <= self.now]:
+            self._exits.remove(due)
+            self.plan.exited(due[1], due[2], self.now)
+            self._act()
+        for process in list(self.processes.values()):
+            process.turn()
+
+    def play(self) -> World:
+        """Requests and misfortunes; then peace, until all is done; then a drain, which ends it."""
+        while len(self.streams) < self._requests or self._kills or not self._is_done():
+            self._tick()
+            serving = [p for p in self.processes.values() if isinstance(p, Api) and p.is_ready and p.side.engine]
+            if serving and len(self.streams) < self._requests and self.random.random() < 0.1:
+                self._arrival(self.random.choice(serving))
+            self._misfortune()
+            self._check_time(4000.0)
+        self._check_idle()
+        self.plan.drain(self.now)
+        while self.ended is None:
+            self._tick()
+            self._check_time(5000.0)
+        if self.ended.code or self.processes:
+            raise Broken(f"it ended with {self.ended.code}, and {len(self.processes)} processes are left")
+        return self
+
+    def _is_done(self) -> bool:
+        engines = [p for p in self.processes.values() if isinstance(p, Engine) and p.is_ready and not p.stopped]
+        quiet = bool(engines) and not engines[0].scheduler.has_work and not engines[0].side.num_runs
+        return quiet and all(stream.done or stream.left for stream in self.streams)
+
+    def _check_time(self, limit: float) -> None:
+        if self.now > limit:
+            raise Broken("no end of it: " + str([s.name for s in self.streams if not (s.done or s.left)]))
+
+    def _check_idle(self) -> None:
+        for process in self.processes.values():
+            if isinstance(process, Engine):
+                process.scheduler.audit()
+                if process.kv.usage().pages.referenced:
+                    raise Broken("pages are held at idle")
+            elif isinstance(process, Api) and process.side.num_open:
+                raise Broken("a front end holds what has ended")
+
+
+def _whole(prompt: tuple[int, ...], params: SamplingParams, choice: int) -> tuple[list[int], str]:
+    """All tokens of a choice, and why it ends."""
+    limit = min(params.max_tokens or 0, CONTEXT - len(prompt))
+    tokens: list[int] = []
+    for token, _ in islice(null_stream(prompt, params.seed or 0, choice, VOCAB), limit):
+        tokens.append(token)
+        if token == EOS:
+            return tokens, "stop"
+    return tokens, "length"
