@@ -22,7 +22,8 @@ from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
 from octavo.engine.config import EngineConfig
 from octavo.engine.loader import LoadedEngine, load_engine
-from octavo.engine.output import OutputDelta, OutputRouter, merge_deltas
+from octavo.engine.mailbox import Mailbox
+from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.engine.stats import engine_stats
 
 __all__ = ["AsyncEngine", "EngineStopped"]
@@ -33,41 +34,6 @@ _STUCK_AFTER = 120.0  # seconds with work and without progress after which the e
 
 class EngineStopped(OctavoError):
     """The engine was shut down, or its loop failed: no request is served any more."""
-
-
-class _Mailbox:
-    """Deltas on their way to one coroutine. What a slow reader left unread is merged, so it stays bounded."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._reader: asyncio.Future[None] | None = None  # of `get` while it waits
-        self._unread: dict[int, list[OutputDelta]] = {}  # by choice, in order of arrival
-        self._error: Exception | None = None
-
-    def put(self, delta: OutputDelta) -> None:
-        """In the event loop: add one more."""
-        self._unread.setdefault(delta.choice, []).append(delta)
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """In the event loop: the reader gets ``error`` after what it has not read."""
-        self._error = error
-        self._wake()
-
-    async def get(self) -> list[OutputDelta]:
-        """Wait for deltas: one for each choice that has news, the request's last one at the end."""
-        while not self._unread:
-            if self._error is not None:
-                raise self._error
-            self._reader = self.loop.create_future()
-            await self._reader
-        unread, self._unread = self._unread, {}
-        merged = [merge_deltas(held) if len(held) > 1 else held[0] for held in unread.values()]
-        return sorted(merged, key=lambda delta: delta.last) if len(merged) > 1 else merged
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 class AsyncEngine:
@@ -83,7 +49,7 @@ class AsyncEngine:
         self._router = OutputRouter(loaded.core, loaded.parts.tokenizer)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()  # None: the last one
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._failure: BaseException | None = None
         self._stopping = False
         self._progress: float | None = None  # when work came, or a step last ran something; None: there is no work
@@ -147,7 +113,7 @@ class AsyncEngine:
         """
         token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
         request = self._request(token_ids, params or SamplingParams(), request_id, priority, tenant, cache_salt)
-        mailbox = _Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(asyncio.get_running_loop())
         submitted = False
         try:
             await self._submit(request, mailbox)
@@ -225,7 +191,7 @@ class AsyncEngine:
             self._next_id += 1
             return f"async-{self._next_id}"
 
-    async def _submit(self, request: Request, mailbox: _Mailbox) -> None:
+    async def _submit(self, request: Request, mailbox: Mailbox) -> None:
         """Hand the request to the engine thread and wait for its verdict."""
         accepted: asyncio.Future[None] = mailbox.loop.create_future()
 
@@ -256,7 +222,7 @@ class AsyncEngine:
 
     # -- in the engine thread
 
-    def _cancel(self, request_id: str, mailbox: _Mailbox) -> None:
+    def _cancel(self, request_id: str, mailbox: Mailbox) -> None:
         if self._mailboxes.get(request_id) is not mailbox:
             return
         self._forget(request_id)
@@ -306,7 +272,7 @@ class AsyncEngine:
 
     def _deliver(self, deltas: Sequence[OutputDelta]) -> None:
         """Have each event loop woken once for all that a step has for its coroutines."""
-        posts: dict[asyncio.AbstractEventLoop, list[tuple[_Mailbox, OutputDelta]]] = {}
+        posts: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, OutputDelta]]] = {}
         for delta in deltas:
             mailbox = self._mailboxes.get(delta.request_id)
             if mailbox is not None:
@@ -316,7 +282,7 @@ class AsyncEngine:
         if posts:
             self._outbox.put(partial(self._tell_readers, posts))
 
-    def _tell_readers(self, posts: dict[asyncio.AbstractEventLoop, list[tuple[_Mailbox, OutputDelta]]]) -> None:
+    def _tell_readers(self, posts: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, OutputDelta]]]) -> None:
         """In the delivery thread."""
         for loop, post in posts.items():
             if not _tell(loop, _put_all, post):  # it is gone, and so are its readers
@@ -358,7 +324,7 @@ def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *val
     return True
 
 
-def _put_all(post: Sequence[tuple[_Mailbox, OutputDelta]]) -> None:
+def _put_all(post: Sequence[tuple[Mailbox, OutputDelta]]) -> None:
     for mailbox, delta in post:
         mailbox.put(delta)
 

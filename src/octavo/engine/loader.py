@@ -30,7 +30,7 @@ from octavo.engine.threads import limit_threads
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 
-__all__ = ["LoadedEngine", "load_engine", "load_parts", "plan_for", "scheduling_for"]
+__all__ = ["LoadedEngine", "load_engine", "load_parts", "load_tokenizer", "plan_for", "scheduling_for", "seed_source"]
 
 DEFAULT_KV_CAP = 2 << 30  # bytes of pages that nobody asked for
 _SAMPLE = 1000  # characters
@@ -48,6 +48,7 @@ class LoadedEngine:
     core: EngineCore
     max_seq_len: int
     context_limit: int
+    source: str = ""  # fixture, folder or file that it was loaded from: `load_tokenizer` takes it
 
 
 def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
@@ -75,13 +76,14 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         scheduling=scheduling_for(config, max_seq_len),
         prefix_cache=config.prefix_cache,
         host_pages=plan.host_pages,
-        seed_source=_seed_source(config.seed),
+        seed_source=seed_source(config.seed),
         audit=config.audit,
         overlap=config.overlap,
     )
     if config.record:
         _record(core, config, parts, say)
-    return LoadedEngine(config, parts, plan, core, max_seq_len, parts.config.max_position_embeddings)
+    context_limit = parts.config.max_position_embeddings
+    return LoadedEngine(config, parts, plan, core, max_seq_len, context_limit, str(source.path))
 
 
 def _record(core: EngineCore, config: EngineConfig, parts: ModelParts, say: Say) -> None:
@@ -110,6 +112,29 @@ def load_parts(config: EngineConfig) -> ModelParts:
         return source.load(source.with_format(config, lambda line: None))
     finally:
         source.close()
+
+
+def load_tokenizer(source: str) -> Any:
+    """The tokenizer of a `LoadedEngine.source`, without the model."""
+    from octavo.weights.names import open_weights
+
+    path = Path(source)
+    with _no_collections():
+        if path.suffix == ".json":
+            return load_fixture(path).tokenizer
+        if path.is_dir():
+            return _tokenizer(path, None)
+        weights = open_weights(path)
+        try:
+            return _tokenizer(path, weights)
+        finally:
+            weights.close()
+
+
+def _tokenizer(path: Path, weights: Any) -> Any:
+    from octavo.tokenizers.load import from_folder, from_gguf_metadata
+
+    return from_folder(path) if path.is_dir() else from_gguf_metadata(weights.metadata)
 
 
 def scheduling_for(config: EngineConfig, max_seq_len: int) -> SchedulerConfig:
@@ -191,6 +216,8 @@ def _compiled(config: EngineConfig, model: Any) -> tuple[Any, Any]:
 class _Source(ABC):
     """Where a model comes from: its configuration at once, its weights when they fit."""
 
+    path: Path
+
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
         self._compiled: dict[EngineConfig, tuple[Any, Any]] = {}
@@ -215,6 +242,7 @@ class _Source(ABC):
 
 class _FixtureSource(_Source):
     def __init__(self, path: Path) -> None:
+        self.path = path
         self.fixture = load_fixture(path)
         super().__init__(self.fixture.config)
 
@@ -252,7 +280,9 @@ class _FileSource(_Source):
         shapes = {name: self.weights.info(name).shape for name in self.weights.names()}
         expected = model.weight_shapes()
         check_tensors(shapes, expected, model_config.tie_word_embeddings)
-        tokenizer = self._tokenizer()  # first: what building it took is free again when memory is fullest
+        tokenizer = _tokenizer(
+            self.path, self.weights
+        )  # first: what building it took is free again when memory is fullest
         handles: dict[str, Any] = {}
         weight_format, weight_bytes = "fp32", 4 * sum(math.prod(shape) for shape in expected.values())
         if hasattr(model, "load"):  # packs one weight after the other: no second copy of the model
@@ -273,11 +303,6 @@ class _FileSource(_Source):
             weight_format=weight_format,
             weight_bytes=weight_bytes,
         )
-
-    def _tokenizer(self) -> Any:
-        from octavo.tokenizers.load import from_folder, from_gguf_metadata
-
-        return from_folder(self.path) if self.path.is_dir() else from_gguf_metadata(self.weights.metadata)
 
     def _identity(self) -> dict[str, Any]:
         """Stored shapes and types, and which files they are: enough to tell models apart on one machine."""
@@ -307,7 +332,7 @@ def _open(config: EngineConfig) -> _Source:
     return _FileSource(found.name, found.path)
 
 
-def _seed_source(seed: int) -> Callable[[], int]:
+def seed_source(seed: int) -> Callable[[], int]:
     """Seeds for requests that bring none: a sequence fixed by ``seed``, or a different one in every run for 0."""
     rng = random.Random(seed) if seed else random.SystemRandom()
     return lambda: rng.getrandbits(63)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.decoding.output import OutputProcessor
-from octavo.engine.core import EngineCore
 from octavo.tokenizers.base import Tokenizer
 
 __all__ = ["OutputDelta", "OutputRouter"]
@@ -39,6 +39,13 @@ class OutputDelta:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
     last: bool = False  # the request has no further delta
+
+
+class Stopper(Protocol):
+    """Who ends a choice in which a stop string was found: `EngineCore`, here or at the other end of a link."""
+
+    def stop(self, request_id: str, choice: int, num_output_tokens: int, stop_reason: str | int | None) -> None:
+        """End it after so many tokens. Idempotent."""
 
 
 class _Reader:
@@ -70,7 +77,7 @@ _Deltas = dict[tuple[str, int], OutputDelta]
 class OutputRouter:
     """Turns the events of each step into deltas for the requests that were opened. One for an engine."""
 
-    def __init__(self, core: EngineCore, tokenizer: Tokenizer) -> None:
+    def __init__(self, core: Stopper, tokenizer: Tokenizer) -> None:
         self.core = core
         self.tokenizer = tokenizer
         self._readers: dict[str, _Reader] = {}

@@ -11,6 +11,7 @@ from octavo.engine.memory import parse_size
 
 __all__ = ["ServeConfig"]
 
+LAYOUTS = ("single", "compact")
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -25,6 +26,7 @@ class ServeConfig:
 
     host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
+    layout: str = _flag("single", "How roles share processes: single (one), or compact (engine and front end).")
     served_model_name: str = _flag("", "Name that clients use for the model; default: the name it was loaded by.")
     max_body_bytes: int = _flag(4 << 20, "Largest request body; counted while reading.")
     max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
@@ -55,6 +57,10 @@ class ServeConfig:
             raise InvalidInput("port", self.port, "give a port from 0 to 65535")
         if self.log_level not in _LOG_LEVELS:
             raise InvalidInput("log_level", self.log_level, "use one of " + ", ".join(_LOG_LEVELS))
+        if self.layout == "full":
+            raise InvalidInput("layout", self.layout, "is not there yet; use compact: an engine and one front end")
+        if self.layout not in LAYOUTS:
+            raise InvalidInput("layout", self.layout, "use one of " + ", ".join(LAYOUTS))
         for name in (
             "max_body_bytes",
             "max_json_depth",

@@ -1,0 +1,44 @@
+"""Where the deltas of one request wait for the coroutine that reads them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from octavo.engine.output import OutputDelta, merge_deltas
+
+__all__ = ["Mailbox"]
+
+
+class Mailbox:
+    """Deltas on their way to one coroutine. What a slow reader left unread is merged, so it stays bounded."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._reader: asyncio.Future[None] | None = None  # of `get` while it waits
+        self._unread: dict[int, list[OutputDelta]] = {}  # by choice, in order of arrival
+        self._error: Exception | None = None
+
+    def put(self, delta: OutputDelta) -> None:
+        """In the event loop: add one more."""
+        self._unread.setdefault(delta.choice, []).append(delta)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """In the event loop: the reader gets ``error`` after what it has not read."""
+        self._error = error
+        self._wake()
+
+    async def get(self) -> list[OutputDelta]:
+        """Wait for deltas: one for each choice that has news, the request's last one at the end."""
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            self._reader = self.loop.create_future()
+            await self._reader
+        unread, self._unread = self._unread, {}
+        merged = [merge_deltas(held) if len(held) > 1 else held[0] for held in unread.values()]
+        return sorted(merged, key=lambda delta: delta.last) if len(merged) > 1 else merged
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)

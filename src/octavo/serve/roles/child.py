@@ -1,0 +1,140 @@
+"""What every process under the supervisor begins with, and what it dies by.
+
+Its standard input is a pipe from the supervisor: one line of settings, then nothing, and its end when the supervisor
+has died. Who is left then leaves at once, and takes the folder of sockets along.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from octavo.core.errors import InvalidInput, OctavoError, shorten
+from octavo.engine.config import EngineConfig
+from octavo.serve.config import ServeConfig
+from octavo.serve.links.messages import Beat, EngineFacts, Failed, Link, Ready, ToChild, ToSupervisor
+from octavo.serve.roles.sockets import CONTROL, connected
+
+__all__ = ["Child", "Settings", "main"]
+
+ORPHANED = 70  # exit code of a process whose supervisor has died
+_MAX_LINE = 1 << 20
+
+
+class Settings(msgspec.Struct):
+    """What a process is told at its start."""
+
+    seat: str
+    epoch: int
+    folder: str
+    engine: EngineConfig
+    server: ServeConfig
+    listener: int = -1  # file descriptor of the listening socket, for a front end
+    beat: float = 1.0  # seconds between signs of life
+    silence: float = 30.0  # seconds without one, after which a process counts as dead
+
+
+class Child:
+    """One life of one process: its settings, its line to the supervisor, its signs of life."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.epoch, self.folder = settings.epoch, Path(settings.folder)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.control = connected(self.context, self.folder, CONTROL, self.epoch)
+        self.link: Link[ToSupervisor, ToChild] = Link(ToChild)
+        self.progress: float | None = None  # when the main thread last came round, if it says so
+        self._ended = threading.Event()
+
+    def say(self, line: str) -> None:
+        """A line for the operator."""
+        print(line, flush=True)
+
+    def tell(self, message: ToSupervisor) -> None:
+        """A message to the supervisor; from the main thread only."""
+        self.control.send_multipart(self.link.pack(message, self.epoch), zmq.NOBLOCK)
+
+    def ready(self, facts: EngineFacts | None = None) -> None:
+        """It serves."""
+        self.tell(Ready(facts))
+
+    def failed(self, error: InvalidInput) -> None:
+        """It cannot start, and says why."""
+        value = error.value if isinstance(error.value, int | float | bool | str) else shorten(error.value)
+        value = value[:4000] if isinstance(value, str) else value
+        self.tell(Failed(error.field[:4000], value, error.remedy[:4000]))
+
+    def beat_in_thread(self) -> None:
+        """Signs of life while the main thread is busy: a stopped process gives none, a long step does."""
+        threading.Thread(target=self._beat, name="octavo-beat", daemon=True).start()
+
+    def _beat(self) -> None:
+        socket = connected(self.context, self.folder, CONTROL, self.epoch, b"B")
+        while not self._ended.wait(self.settings.beat):
+            if self.progress is not None and time.monotonic() - self.progress > self.settings.silence:
+                continue  # the main thread hangs
+            socket.send_multipart(self.link.pack(Beat(), self.epoch), zmq.NOBLOCK)
+        socket.close()
+
+    def close(self) -> None:
+        """Send the last words, and let go of all sockets."""
+        self._ended.set()
+        self.control.close()
+        self.context.term()
+
+
+def main(name: str) -> None:
+    """Be the engine, or a front end, as the supervisor says."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the supervisor hears them, and says what follows
+    settings = msgspec.json.decode(_read_line(), type=Settings)
+    threading.Thread(target=_die_with_parent, args=(settings.folder,), name="octavo-lifeline", daemon=True).start()
+    child = Child(settings)
+    child.beat_in_thread()
+    code = 1
+    try:
+        code = _role(settings.seat)(child)
+    except InvalidInput as error:
+        child.failed(error)
+        code = 2
+    except (OctavoError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    finally:
+        child.close()
+    sys.exit(code)
+
+
+def _role(seat: str) -> Callable[[Child], int]:
+    if seat == "engine":
+        from octavo.serve.roles.engine import run_engine
+
+        return run_engine
+    from octavo.serve.roles.api import run_api
+
+    return run_api
+
+
+def _read_line() -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = os.read(0, 1 << 16)
+        line += piece
+        if not piece or len(line) > _MAX_LINE:
+            sys.exit(ORPHANED)
+    return line
+
+
+def _die_with_parent(folder: str) -> None:
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(ORPHANED)

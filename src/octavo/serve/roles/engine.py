@@ -1,0 +1,187 @@
+"""The engine's process: messages in, a step, messages out. Nothing in here waits for anybody.
+
+Cyclic garbage is collected between steps only, and what was there when the model was loaded never again.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+
+import zmq
+
+from octavo.core.request import Request
+from octavo.engine.loader import LoadedEngine, load_engine
+from octavo.engine.stats import engine_stats
+from octavo.serve.links.engine_side import EngineSide, request_of
+from octavo.serve.links.messages import (
+    ApiGone,
+    ApiHello,
+    Drain,
+    EngineFacts,
+    FromEngine,
+    Link,
+    ProtocolError,
+    Read,
+    Shed,
+    Stats,
+    Submit,
+    ToEngine,
+)
+from octavo.serve.roles.child import Child
+from octavo.serve.roles.sockets import bound, epoch_of, identity_of, receive
+
+__all__ = ["run_engine"]
+
+_NAP_MS = 1  # between steps that found nothing to run (a prefix is waited for)
+_STATS_EVERY = 0.25  # seconds
+_COLLECT_AFTER = 256  # requests that have ended since
+_EXACT = ("native", "reference")  # backends whose tokens are the same wherever they are drawn
+
+
+def run_engine(child: Child) -> int:
+    """Load the model, say so, and run until told to end. Raises ``InvalidInput`` for what cannot be loaded."""
+    loaded = load_engine(child.settings.engine, say=child.say)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    process = _EngineProcess(child, loaded)
+    child.ready(_facts(loaded))
+    process.run()
+    return 0
+
+
+def _facts(loaded: LoadedEngine) -> EngineFacts:
+    parts = loaded.parts
+    return EngineFacts(
+        name=parts.name,
+        source=loaded.source,
+        max_seq_len=loaded.max_seq_len,
+        vocab_size=parts.config.vocab_size,
+        eos_ids=tuple(parts.config.eos_token_ids),
+        numerics_id=parts.numerics_id,
+        exact=parts.backend.name in _EXACT,
+    )
+
+
+class _EngineProcess:
+    def __init__(self, child: Child, loaded: LoadedEngine) -> None:
+        self.child, self.loaded, self.core = child, loaded, loaded.core
+        self.side = EngineSide(loaded.core, self._make, self._note)
+        self.link: Link[FromEngine, ToEngine] = Link(ToEngine)
+        self.router = bound(child.context, child.folder, f"engine-{child.epoch}")
+        self._poller = zmq.Poller()
+        self._poller.register(self.router, zmq.POLLIN)
+        self._poller.register(child.control, zmq.POLLIN)
+        self._draining = False
+        self._told = 0.0  # when statistics were last sent
+        self._fresh = True  # and nothing has happened since
+        self._looked = 0.0  # when the silent were last looked for
+        self._ended = 0  # requests since garbage was last collected
+
+    def run(self) -> None:
+        """Until it is told to end."""
+        try:
+            while not self._draining:
+                self._turn()
+        finally:
+            self.core.close()
+            self.router.close()
+
+    def _turn(self) -> None:
+        if not self.core.has_work:
+            self._rest()
+        self._listen()
+        now = time.monotonic()
+        if self.core.has_work:
+            self._step(now)
+        self._look_around(now)
+        self._send()
+
+    def _rest(self) -> None:
+        """Nothing to do: say so, tidy up, then wait for a message."""
+        if not self._fresh:
+            self._tell_stats(time.monotonic())
+            self._send()
+        if self._ended:
+            self._collect()
+        self._poller.poll(round(1000 * self.child.settings.beat))
+
+    def _step(self, now: float) -> None:
+        core = self.core
+        running = self.side.num_runs
+        events = core.step(now)
+        begun = core.clock()
+        self.side.take(events)
+        self._ended += max(0, running - self.side.num_runs)
+        self._fresh = False
+        if now - self._told > _STATS_EVERY:
+            self._tell_stats(now)
+        self._send()
+        core.delivered(begun)
+        if self._ended >= _COLLECT_AFTER:
+            self._collect()
+        if core.idle and not events:
+            self._poller.poll(_NAP_MS)
+
+    def _collect(self) -> None:
+        gc.collect()
+        self._ended = 0
+
+    def _listen(self) -> None:
+        """Take in all messages that are there."""
+        now = time.monotonic()
+        while (frames := receive(self.router)) is not None:
+            self._hear(frames, now)
+        while (frames := receive(self.child.control)) is not None:
+            found = self.child.link.unpack(frames, self.child.epoch)
+            message = None if found is None else found[1]
+            if isinstance(message, ApiGone):
+                self.side.gone(message.epoch)
+            self._draining = self._draining or isinstance(message, Drain)
+
+    def _hear(self, frames: Sequence[bytes], now: float) -> None:
+        sender = epoch_of(frames[0])
+        try:
+            found = self.link.unpack(frames[1:], self.child.epoch)
+        except ProtocolError as error:
+            self.child.say(f"a front end was cut off: {error}")
+            self.side.gone(sender)
+            return
+        if found is not None and found[0] == sender:
+            self._fresh = self._fresh and not isinstance(found[1], ApiHello)
+            self.side.hear(sender, found[1], now)
+
+    def _look_around(self, now: float) -> None:
+        if now - self._looked > self.child.settings.beat:
+            self._looked = now
+            self.side.end_silent(now, self.child.settings.silence)
+
+    def _tell_stats(self, now: float) -> None:
+        self._told, self._fresh = now, True
+        values = {**engine_stats(self.core), **self.core.metrics.gaps.summary()}
+        stats = Stats({name: float(value) for name, value in values.items()})
+        self.side.outbox += [(epoch, stats) for epoch in self.side.peers]
+
+    def _send(self) -> None:
+        outbox, self.side.outbox = self.side.outbox, []
+        for epoch, message in outbox:
+            frames = [identity_of(epoch), *self.link.pack(message, self.child.epoch, epoch)]
+            try:
+                self.router.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.ZMQError:  # it has left
+                self.side.gone(epoch)
+
+    def _make(self, message: Submit, now: float) -> Request:
+        parts = self.loaded.parts
+        namespace = parts.namespace(message.salt)
+        return request_of(message, now, model=parts.name, namespace=namespace, eos_token_ids=parts.config.eos_token_ids)
+
+    def _note(self, message: Read | Shed, now: float) -> None:
+        timeline = self.core.scheduler.timeline
+        if isinstance(message, Read):
+            timeline.record("read", now, request=message.request_id)
+            return
+        told = {"request": message.request_id, "reason": message.reason, "status": message.status}
+        timeline.record("refuse", now, **told, retry_after=message.retry_after)

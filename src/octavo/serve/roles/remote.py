@@ -1,0 +1,167 @@
+"""The engine as its front end sees it: `octavo.serve.port.EnginePort` over a link, and over the deaths of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from octavo.core.events import TokenEvent
+from octavo.core.params import SamplingParams
+from octavo.core.request import Request
+from octavo.engine.mailbox import Mailbox
+from octavo.engine.output import OutputDelta, OutputRouter
+from octavo.serve.links.api_side import ApiSide
+from octavo.serve.links.messages import EngineFacts, FromEngine, Shed, ToEngine
+
+__all__ = ["RemoteEngine"]
+
+_STUCK_AFTER = 120.0  # seconds with work and without a word from the engine
+
+
+class RemoteEngine:
+    """An engine in another process. All of it is used in one event loop, but `stats` and `health_problem`.
+
+    ``send`` takes a message to the engine that `engine_up` named last. ``draw_seed`` gives the seed of a request
+    without one: it is drawn here, so that whichever engine goes on with the request has it.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        tokenizer: Any,
+        seat: str,
+        *,
+        send: Callable[[ToEngine], None],
+        draw_seed: Callable[[], int],
+    ) -> None:
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self.side = ApiSide(seat)
+        self.clock = time.monotonic
+        self._send, self._draw_seed = send, draw_seed
+        self._router = OutputRouter(self.side, tokenizer)
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._heard = self.clock()
+
+    @property
+    def model_name(self) -> str:
+        """Name that the model was asked for by."""
+        return self.facts.name
+
+    @property
+    def max_seq_len(self) -> int:
+        """Prompt and output together."""
+        return self.facts.max_seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids lie in [0, vocab_size)."""
+        return self.facts.vocab_size
+
+    async def generate(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        /,
+        *,
+        request_id: str,
+        priority: int = 0,
+        tenant: str = "",
+        cache_salt: str = "",
+    ) -> AsyncIterator[OutputDelta]:
+        """Deltas of all choices until each has finished. Closing the iterator cancels the request.
+
+        Raises ``InvalidInput`` for what the engine refuses.
+        """
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            params,
+            tenant=tenant,
+            priority=priority,
+            arrival=self.clock(),
+            eos_token_ids=self.facts.eos_ids,
+        )
+        if request.seed is None:
+            request.seed = self._draw_seed()
+        self.side.submit(request, cache_salt, self.clock())
+        mailbox = self._mailboxes[request_id] = Mailbox(asyncio.get_running_loop())
+        self._router.open(request)
+        self._flush()
+        try:
+            while True:
+                for delta in await mailbox.get():
+                    yield delta
+                    if delta.last:
+                        self.side.was_read(request_id)
+                        return
+        finally:
+            self._forget(request_id)
+            self.side.cancel(request_id)
+            self._flush()
+
+    # -- the engine, as the supervisor and the link tell of it
+
+    def engine_up(self, epoch: int) -> None:
+        """An engine serves: it goes on with what is open."""
+        self._deliver(self.side.engine_up(epoch, self.clock()))
+        self._heard = self.clock()
+        self._flush()
+
+    def engine_down(self) -> None:
+        """The engine has died."""
+        self._deliver(self.side.engine_down())
+
+    def hear(self, sender: int, message: FromEngine) -> None:
+        """A message of an engine."""
+        self._heard = self.clock()
+        self._deliver(self.side.hear(sender, message, self._heard))
+        for request_id, error in self.side.refusals:
+            mailbox = self._mailboxes.get(request_id)
+            if mailbox is not None:
+                mailbox.fail(error)
+        self.side.refusals.clear()
+        self._flush()
+
+    # -- for HTTP
+
+    def stats(self) -> Mapping[str, float]:
+        """Gauges and counters as the engine last told them; cheap, callable from any thread."""
+        stats = dict(self.side.stats)
+        ended = stats.pop("last_step_ended", 0.0)
+        return {**stats, "last_step_age": self.clock() - ended if ended else 0.0}
+
+    def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
+        """A request was turned away at the door: for the timeline."""
+        if self.side.engine:
+            self._send(Shed(request_id, reason[:4000], status, retry_after))
+
+    def health_problem(self) -> str | None:
+        """None while there is an engine that makes progress; otherwise what is wrong."""
+        if not self.side.engine:
+            return "the engine has died and is being started again"
+        if self.side.num_open and self.clock() - self._heard > _STUCK_AFTER:
+            return f"the engine has said nothing for {_STUCK_AFTER:.0f} s"
+        return None
+
+    # -- inside
+
+    def _deliver(self, events: Sequence[TokenEvent]) -> None:
+        """Events to text to readers. A stop string found in it is an end of its own, which follows."""
+        while events:
+            for delta in self._router.take(events):
+                mailbox = self._mailboxes.get(delta.request_id)
+                if mailbox is not None:
+                    mailbox.put(delta)
+            events = self.side.take()
+
+    def _flush(self) -> None:
+        outbox, self.side.outbox = self.side.outbox, []
+        for message in outbox:
+            self._send(message)
+
+    def _forget(self, request_id: str) -> None:
+        self._mailboxes.pop(request_id, None)
+        self._router.close(request_id)

@@ -1,0 +1,120 @@
+"""ZeroMQ over Unix sockets in a folder that only its owner can enter. No socket of ours listens on a network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+from octavo.core.errors import InvalidInput
+from octavo.serve.links.messages import MAX_BYTES
+
+__all__ = [
+    "CONTROL", "LoopSocket", "bound", "connected", "epoch_of", "identity_of", "is_main_voice", "private_folder",
+    "receive",
+]  # fmt: skip
+
+CONTROL = "control"  # the supervisor's address
+_LONGEST_PATH = 100  # bytes; the system takes 107
+_LINGER_MS = 500  # for the last words of a process
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new folder (mode 0700) while the block runs. Raises ``InvalidInput`` if its path is too long for a socket."""
+    parent = os.environ.get("XDG_RUNTIME_DIR", "")
+    folder = Path(tempfile.mkdtemp(prefix="octavo-", dir=parent if os.path.isdir(parent) else None))
+    try:
+        if len(os.fsencode(folder)) + len("/engine-") + 20 > _LONGEST_PATH:
+            raise InvalidInput("TMPDIR", str(folder.parent), "is too long a path for a socket; name a shorter one")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def bound(context: zmq.Context[zmq.Socket[bytes]], folder: Path, name: str) -> zmq.Socket[bytes]:
+    """A ROUTER that listens. A message to somebody who has left raises ``zmq.ZMQError``."""
+    socket = _prepared(context.socket(zmq.ROUTER))
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.bind(f"ipc://{folder / name}")
+    return socket
+
+
+def connected(
+    context: zmq.Context[zmq.Socket[bytes]], folder: Path, name: str, epoch: int, voice: bytes = b"E"
+) -> zmq.Socket[bytes]:
+    """A DEALER that speaks for one life of a process; `voice` tells several sockets of it apart."""
+    socket = _prepared(context.socket(zmq.DEALER))
+    socket.setsockopt(zmq.IDENTITY, identity_of(epoch, voice))
+    socket.connect(f"ipc://{folder / name}")
+    return socket
+
+
+def _prepared(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES + 1024)  # a longer one ends the connection before it is read
+    for side in (zmq.SNDHWM, zmq.RCVHWM):
+        socket.setsockopt(side, 0)  # nobody waits; who does not read falls silent, and is ended for that
+    return socket
+
+
+def identity_of(epoch: int, voice: bytes = b"E") -> bytes:
+    """How a ROUTER knows a process."""
+    return voice + epoch.to_bytes(8, "big")
+
+
+def epoch_of(identity: bytes) -> int:
+    """Whose identity it is."""
+    return int.from_bytes(identity[1:9], "big")
+
+
+def is_main_voice(identity: bytes) -> bool:
+    """Whether an answer would be heard: by the thread that decides, not by the one that only gives signs of life."""
+    return identity[:1] == b"E"
+
+
+def receive(socket: zmq.Socket[bytes]) -> Sequence[bytes] | None:
+    """The frames of the next message; None if there is none now."""
+    try:
+        return socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+
+
+class LoopSocket:
+    """A socket whose messages arrive as calls in the running event loop."""
+
+    def __init__(self, socket: zmq.Socket[bytes], heard: Callable[[Sequence[bytes]], None]) -> None:
+        self._socket, self._heard = socket, heard
+        self._loop = asyncio.get_running_loop()
+        self._file = socket.fileno()
+        self._open = True
+        self._loop.add_reader(self._file, self._read)
+        self._loop.call_soon(self._read)  # what is there already rings no bell
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send, without waiting."""
+        self._socket.send_multipart(frames, zmq.NOBLOCK)
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # sending may have taken the bell away
+            self._loop.call_soon(self._read)
+
+    def detach(self) -> None:
+        """Hear no more; the socket stays open."""
+        self._loop.remove_reader(self._file)
+        self._open = False
+
+    def close(self) -> None:
+        """Hear no more, and close the socket at once. Idempotent."""
+        if self._open:
+            self.detach()
+            self._socket.close(linger=0)
+
+    def _read(self) -> None:
+        while self._open and (frames := receive(self._socket)) is not None:
+            self._heard(frames)

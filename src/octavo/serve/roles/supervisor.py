@@ -1,0 +1,229 @@
+"""The supervisor: starts the processes of a layout, watches them, starts again who has died, and ends them in order.
+
+It holds the listening socket, so that a front end that dies takes no port with it; it knows no model and no request.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from octavo.core.errors import InvalidInput
+from octavo.engine.config import EngineConfig
+from octavo.serve.config import ServeConfig
+from octavo.serve.links.messages import Link, ProtocolError, ToChild, ToSupervisor
+from octavo.serve.links.supervision import End, Kill, Rules, Start, Supervision, Tell
+from octavo.serve.roles.child import Settings
+from octavo.serve.roles.sockets import (
+    CONTROL,
+    bound,
+    epoch_of,
+    identity_of,
+    is_main_voice,
+    private_folder,
+    receive,
+)
+
+__all__ = ["serve_compact"]
+
+_LOOK_MS = 500  # between looks at the clock; half of a sign of life
+_LOOK_SOON_MS = 20  # while somebody is away
+# a program of one line, so that the folder it is started in is no place to import from
+_PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from octavo.serve.roles.child import main; main(sys.argv[1])"
+
+
+def serve_compact(
+    engine: EngineConfig, config: ServeConfig, listener: socket.socket, url: str, say: Callable[[str], None]
+) -> None:
+    """Serve with one engine and one front end until SIGINT or SIGTERM.
+
+    Raises ``InvalidInput`` for a model that cannot run, and ``SystemExit`` if the processes do not stay alive.
+    """
+    with private_folder() as folder, _wakeup() as wakeup:
+        supervisor = _Supervisor(_Shop(engine, config, listener, folder), wakeup)
+
+        def serving() -> None:
+            name = config.served_model_name or supervisor.plan.model_name
+            say(f"Octavo serves {name} at {url} (Ctrl-C stops it)")
+
+        supervisor.on_serving = serving
+        supervisor.run()
+    say("stopped")
+
+
+@dataclass(frozen=True)
+class _Shop:
+    """What the processes are given."""
+
+    engine: EngineConfig
+    config: ServeConfig
+    listener: socket.socket
+    folder: Path
+
+    def start(self, seat: str, epoch: int) -> subprocess.Popen[bytes]:
+        """Start a process for a seat; its standard input ends when this process does."""
+        takes_clients = seat != "engine"
+        descriptor = self.listener.fileno() if takes_clients else -1
+        settings = Settings(seat, epoch, str(self.folder), self.engine, self.config, descriptor)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, f"octavo-{seat}", *map(os.path.abspath, sys.path)],
+            stdin=subprocess.PIPE,
+            pass_fds=[descriptor] if takes_clients else [],
+            start_new_session=True,  # Ctrl-C is for the supervisor
+        )
+        if process.stdin is not None:
+            with suppress(BrokenPipeError):  # it has died already, which is seen soon
+                process.stdin.write(msgspec.json.encode(settings) + b"\n")
+                process.stdin.flush()
+        return process
+
+
+class _Supervisor:
+    def __init__(self, shop: _Shop, wakeup: socket.socket, rules: Rules | None = None) -> None:
+        self.shop, self._wakeup = shop, wakeup
+        limit = shop.config.shutdown_timeout
+        self.plan = Supervision(apis=1, rules=rules or Rules(drain=limit + 5.0))
+        self.link: Link[ToChild, ToSupervisor] = Link(ToSupervisor)
+        self.on_serving: Callable[[], None] = lambda: None
+        self._said = False  # that it serves
+        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by epoch
+        self._seats: dict[int, str] = {}  # of these
+        self._known: set[int] = set()  # epochs that an answer reaches
+        self._end: End | None = None
+
+    def run(self) -> None:
+        """Until all has come to its end."""
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._control = bound(context, self.shop.folder, CONTROL)
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._wakeup, zmq.POLLIN)
+        try:
+            while self._end is None:
+                self._turn(poller)
+        finally:
+            self._kill_all()
+            context.destroy(linger=0)
+        if self._end.problem is not None:
+            problem = self._end.problem
+            raise InvalidInput(problem.field, problem.value, problem.remedy)
+        if self._end.code:
+            raise SystemExit(self._end.code)
+
+    def _turn(self, poller: zmq.Poller) -> None:
+        self.plan.tick(time.monotonic())
+        self._act()
+        if self._end is None:
+            poller.poll(_LOOK_MS if self.plan.is_serving else _LOOK_SOON_MS)
+        self._hear_signals()
+        self._listen()
+        self._bury()
+        self._act()
+
+    def _act(self) -> None:
+        while self.plan.actions:
+            action = self.plan.actions.pop(0)
+            if isinstance(action, Start):
+                self._seats[action.epoch] = action.seat
+                self._children[action.epoch] = self.shop.start(action.seat, action.epoch)
+            elif isinstance(action, Kill):
+                self._kill(action.epoch)
+            elif isinstance(action, Tell):
+                self._tell(action)
+            else:
+                self._end = action
+        if self.plan.is_serving and not self._said:
+            self._said = True
+            self.on_serving()
+
+    def _tell(self, action: Tell) -> None:
+        frames = [identity_of(action.epoch), *self.link.pack(action.message, 0, action.epoch)]
+        try:
+            self._control.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:  # it has just died: its end is seen next
+            self._known.discard(action.epoch)
+
+    def _kill(self, epoch: int) -> None:
+        child = self._children.get(epoch)
+        if child is not None:
+            child.kill()
+
+    def _listen(self) -> None:
+        while (frames := receive(self._control)) is not None:
+            epoch = epoch_of(frames[0])
+            if is_main_voice(frames[0]):
+                self._known.add(epoch)
+            self._hear(epoch, frames[1:])
+
+    def _hear(self, epoch: int, frames: Sequence[bytes]) -> None:
+        try:
+            found = self.link.unpack(frames, 0)
+        except ProtocolError as error:
+            print(f"process {epoch}: {error}", file=sys.stderr, flush=True)
+            self._kill(epoch)
+            return
+        if found is not None and found[0] == epoch and epoch in self._known:
+            self.plan.heard(epoch, found[1], time.monotonic())
+
+    def _hear_signals(self) -> None:
+        try:
+            numbers = self._wakeup.recv(64)
+        except BlockingIOError:
+            return
+        for number in numbers:
+            if number in (signal.SIGINT, signal.SIGTERM):
+                self.plan.drain(time.monotonic())
+
+    def _bury(self) -> None:
+        for epoch, child in list(self._children.items()):
+            code = child.poll()
+            if code is not None:
+                self._listen()  # its last words
+                del self._children[epoch]
+                _close(child)
+                seat = self._seats.pop(epoch)
+                if not self.plan.is_ending:
+                    print(f"{seat} has ended with {code}", file=sys.stderr, flush=True)
+                self.plan.exited(epoch, code, time.monotonic())
+
+    def _kill_all(self) -> None:
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            child.wait()
+            _close(child)
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    if child.stdin is not None:
+        child.stdin.close()
+
+
+@contextmanager
+def _wakeup() -> Iterator[socket.socket]:
+    """A socket that gets the number of each signal as it comes: SIGINT, SIGTERM, and that a child has ended."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    ears, mouth = socket.socketpair()
+    ears.setblocking(False)
+    mouth.setblocking(False)
+    before = {number: signal.signal(number, lambda number, frame: None) for number in numbers}
+    old = signal.set_wakeup_fd(mouth.fileno())
+    try:
+        yield ears
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        ears.close()
+        mouth.close()

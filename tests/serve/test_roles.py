@@ -1,0 +1,166 @@
+"""Engine, front end and supervisor as processes, with the tiny model, and with real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import pytest
+from live_server import LiveServer, live_server, wait_idle
+
+TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
+COMPACT = (TINY, "--layout", "compact", "--backend", "reference")
+EXTRA: list[dict[str, Any]] = [
+    {},
+    {"n": 2},
+    {"logprobs": 2},
+    {"stop": ["q"]},
+    {"temperature": 0},
+    {"prompt_logprobs": 1, "n": 2},
+]
+
+
+def children(pid: int) -> dict[str, int]:
+    """Seat to process id of all that a supervisor has running."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                arguments = (folder / "cmdline").read_bytes().split(b"\0")
+                found |= {a.decode()[7:]: int(folder.name) for a in arguments if a.startswith(b"octavo-")}
+        except OSError:
+            continue
+    return found
+
+
+def until(condition: Any, seconds: float = 30.0) -> Any:
+    """The first true value of a condition."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it has not come to pass"
+        time.sleep(0.02)
+    return found
+
+
+def body(index: int) -> dict[str, Any]:
+    """A request that takes a while; some have a stop string, logprobs, two choices."""
+    asked = {"prompt": "the quick brown fox"[: 3 + index], "max_tokens": 50, "seed": index, "request_id": f"r{index}"}
+    return {**asked, **EXTRA[index], "stream": True, "return_token_ids": True, "ignore_eos": True}
+
+
+async def read(client: httpx.AsyncClient, index: int, heard: asyncio.Event) -> dict[int, list[Any]]:
+    """What a stream says, choice by choice: tokens, text, logprobs, ends, joined."""
+    told: dict[int, list[Any]] = {}
+    async with client.stream("POST", "/v1/completions", json=body(index)) as answer:
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                mine = told.setdefault(choice["index"], [[], "", [], [], []])
+                mine[0] += choice["token_ids"] or []
+                mine[1] += choice["text"]
+                mine[2] += (choice.get("logprobs") or {}).get("token_logprobs") or []
+                mine[3] += [choice["finish_reason"], choice["stop_reason"]] if choice["finish_reason"] else []
+                mine[4] += [choice["prompt_logprobs"]] if choice.get("prompt_logprobs") else []
+                if len(mine[0]) >= 5:
+                    heard.set()
+    return told
+
+
+async def all_streams(url: str, between: Any = None) -> list[dict[int, list[Any]]]:
+    """Several streams at once; `between` is done once all have said something, off the loop."""
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        heard = [asyncio.Event() for _ in range(len(EXTRA))]
+        reading = [asyncio.ensure_future(read(client, i, heard[i])) for i in range(len(EXTRA))]
+        if between is not None:
+            await asyncio.gather(*(event.wait() for event in heard))
+            await asyncio.to_thread(between)
+        return list(await asyncio.gather(*reading))
+
+
+def kill(server: LiveServer, seat: str) -> None:
+    os.kill(children(server.process.pid)[seat], signal.SIGKILL)
+
+
+def is_healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_every_stream_goes_on_when_the_engine_is_killed() -> None:
+    with live_server(*COMPACT) as server:
+        undisturbed = asyncio.run(all_streams(server.url))
+        assert all(len(told[0][0]) == 50 or told[0][3] == ["stop", "q"] for told in undisturbed)
+        before = children(server.process.pid)
+        for _ in range(2):
+            assert asyncio.run(all_streams(server.url, lambda: kill(server, "engine"))) == undisturbed
+            until(lambda: is_healthy(server.url))
+        after = children(server.process.pid)
+        assert after["api-0"] == before["api-0"] and after["engine"] != before["engine"]
+        assert wait_idle(server.url)
+
+
+def test_what_a_dead_front_end_had_asked_for_is_cancelled() -> None:
+    with live_server(*COMPACT) as server:
+        engine = children(server.process.pid)["engine"]
+        with pytest.raises(httpx.HTTPError):
+            asyncio.run(all_streams(server.url, lambda: kill(server, "api-0")))
+        until(lambda: is_healthy(server.url))
+        assert wait_idle(server.url, 5.0)
+        assert children(server.process.pid)["engine"] == engine
+        assert httpx.get(f"{server.url}/v1/requests/r0").json()["status"] == "unknown"
+        assert asyncio.run(all_streams(server.url))[0][0][0]  # the same ids may come again
+        assert httpx.get(f"{server.url}/v1/requests/r0").json()["status"] == "finished"
+
+        def end() -> None:
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: not is_healthy(server.url))  # it lets nobody in
+
+        drained = asyncio.run(all_streams(server.url, end))
+        assert all(told[0][3] for told in drained)
+        assert server.process.wait(10) == 0
+
+
+def test_nobody_outlives_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    with TemporaryDirectory(prefix="o") as run:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", run)
+        with pytest.raises(AssertionError, match="ended with -9"), live_server(*COMPACT) as server:
+            (folder,) = Path(run).iterdir()
+            assert folder.stat().st_mode & 0o777 == 0o700
+            names = sorted(path.name.split("-")[0] for path in folder.iterdir())
+            assert names == ["control", "engine"]
+            left = children(server.process.pid).values()
+            assert len(left) == 2
+            server.process.kill()
+            until(lambda: not any(is_running(pid) for pid in left), 10.0)
+            assert list(Path(run).iterdir()) == []
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and not only to be buried."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "flags, remedy", [(["--layout", "full"], "use compact"), (["--layout", "compact", "nowhere.json"], "nowhere.json")]
+)
+def test_what_is_not_there_is_refused_by_name(flags: list[str], remedy: str) -> None:
+    command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *flags]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 2 and remedy in found.stderr and "Traceback" not in found.stderr
