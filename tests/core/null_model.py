@@ -160,7 +160,11 @@ class NullModel:
         return StepResult(decision.step, results)
 
     def _swap_pages(self, decision: ScheduleDecision) -> None:
-        """Swap-outs, then swap-ins; both are checked, and bad pages found, before anything else is written."""
+        """Sinks, swap-outs, swap-ins; all are checked, and bad pages found, before anything else is written."""
+        for copy in decision.sinks:
+            if copy.source not in self.host:
+                raise WrongDecision(f"host page {copy.source} goes to disk and was never written", "I5")
+            self.host[copy.target] = list(self.host[copy.source])
         for copy in decision.swap_outs:
             self.host[copy.target] = list(self.pages.get(copy.source, self._blank()))
         bad = self.corrupt(decision)

@@ -94,7 +94,7 @@ def test_the_queue_stays_as_small_as_what_it_speaks_of():
     for _ in range(500):
         keep_all(tier, [1, 1])
         tier.use(tier.match("", [1, 1], 0))
-    assert len(tier._heap) <= 70
+    assert len(tier._queue._heap) <= 70
 
 
 @settings(max_examples=60)
@@ -129,7 +129,7 @@ def broken_ways():
         entry.units = (7, 7)
 
     def unqueued(tier, entry):
-        tier._heap.clear()
+        tier._queue._heap.clear()
 
     def empty(tier, entry):
         tier._add(entry, (9, 9))

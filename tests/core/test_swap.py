@@ -155,24 +155,36 @@ def test_an_error_that_names_pages_which_the_step_does_not_read_has_an_owner():
 
 def test_the_cheaper_way_is_taken():
     outcomes = {}
-    for mb_per_s in (1, 1000):
-        bench = crowd(40, "auto", host_mb_per_s=mb_per_s)
-        bench.kv.page_bytes = 1 << 20  # a page takes a second, or a millisecond
+    for seconds in (1.0, 0.001):  # that a page takes to come back
+        bench = crowd(40, "auto", host_mb_per_s=1)
+        bench.scheduler.observe_swap("host", 100, 100 * seconds)
         bench.scheduler.step_model.coefficients = (0.0, 0.0, 0.0, 0.0, 1e-2, 0.0, 0.0)  # a token takes 10 ms
         bench.scheduler.step_model.num_chunked = 100
         check_crowd(bench.run())
-        outcomes[mb_per_s] = set(kinds(bench))
-    assert outcomes == {1: {"recompute"}, 1000: {"swap"}}
+        outcomes[seconds] = set(kinds(bench))
+    assert outcomes == {1.0: {"recompute"}, 0.001: {"swap"}}
 
 
 def test_until_both_costs_are_known_it_restores():
-    bench = crowd(40, "auto", host_mb_per_s=1)
-    choice = bench.scheduler._planner.swap_choice
-    bench.kv.page_bytes = 1 << 30
+    choice = crowd(40, "auto", host_mb_per_s=1).scheduler.swap_choice
     assert choice.pays(0, 4, 1)
     choice.step_model.num_chunked = 100
     assert not choice.pays(0, 4, 1)
     assert isinstance(choice.step_model, StepModel) and choice.seconds_again(0, 4) == 0.0
+
+
+def test_what_pages_took_is_learnt_by_tier():
+    choice = crowd(40, "auto", host_mb_per_s=1).scheduler.swap_choice
+    for _ in range(100):
+        choice.observe("host", 10, 0.1)
+        choice.observe("disk", 2, 0.4)
+    for tier, pages, seconds in (("host", 0, 5.0), ("host", 9, 0.0), ("disk", 9, float("inf")), ("tape", 9, 9.0)):
+        choice.observe(tier, pages, seconds)  # these say nothing
+    assert choice.seconds_back(0, 10, from_disk=4) == pytest.approx(6 * 0.01 + 4 * 0.2, rel=1e-4)
+    choice.step_model.coefficients, choice.step_model.num_chunked = (0.05, 0.0, 0.01, 0.0, 0.0, 0.0, 0.0), 100
+    assert choice.seconds_back(7, 0) == pytest.approx(0.05 + 0.01 * 8)  # the step that the last token takes
+    chunk = choice.config.max_prefill_chunk
+    assert choice.seconds_again(0, 3 * chunk - 1) == pytest.approx(3 * 0.05)
 
 
 def test_settings_that_cannot_be():
@@ -197,7 +209,7 @@ def evicted_prefix(host_pages: int = 8) -> tuple[KVCacheManager, list[int]]:
     kv.end_step(1)
     kv.finish(("a", 0), units, 10, 0.0)
     kv.prefix.evict(4)
-    outs, ins = kv.take_swaps(UndoLog())
+    outs, ins, _ = kv.take_swaps(UndoLog())
     assert len(outs) == 3 and not ins
     kv.start_step(2)
     assert set(kv.host.pin_counts().values()) == {1}
@@ -214,7 +226,7 @@ def test_what_begin_restores_is_taken_back_by_undo():
     assert sum(kv.host.pin_counts().values()) == 3
     kv.audit()
     undo.rollback()
-    assert not kv.host.pin_counts() and kv.take_swaps(undo) == ((), ())
+    assert not kv.host.pin_counts() and kv.take_swaps(undo) == ((), (), ())
     assert kv.audit().free == 4
 
 
@@ -256,7 +268,7 @@ def test_a_page_that_is_still_to_be_read_is_not_forgotten():
     kv.reserve(("a", 0), 10, undo)
     kv.finish(("a", 0), units, 10, 0.0)
     kv.prefix.evict(4)
-    outs, _ = kv.take_swaps(UndoLog())
+    outs, _, _ = kv.take_swaps(UndoLog())
     assert sorted(copy.source for copy in outs) == [0, 1, 2] and not forgotten
 
 
@@ -275,6 +287,7 @@ def test_the_audit_holds_plan_and_tier_against_each_other():
 def test_without_a_tier_there_is_nothing_to_restore_from():
     kv, units = evicted_prefix()
     swaps, kv.swaps = kv.swaps, None
-    assert kv.take_swaps(UndoLog()) == ((), ()) and kv.drop_host_pages([1]) == [1]
+    assert kv.take_swaps(UndoLog()) == ((), (), ())
+    kv.lose_host_pages([1])
     kv.swaps = swaps
     assert begin(kv, units, UndoLog()).restored == 9

@@ -127,7 +127,10 @@ def swapped() -> Example:
     """A prefix that the cache has to give up, and that comes back from the host tier."""
     example = Example(num_pages=4, host_pages=8).submit("L", range(1, 11), max_tokens=1).run()
     example.submit("M", range(21, 34), max_tokens=1).run()
-    return example.submit("N", [*range(1, 11), 40], max_tokens=1).run()
+    example.submit("N", [*range(1, 11), 40], max_tokens=1).run()
+    example.bench.scheduler.observe_swap("host", 3, 0.0004)  # as the engine tells after such a step
+    example.bench.scheduler.lose_pages([5])
+    return example
 
 
 def events_by_kind() -> dict[str, Event]:

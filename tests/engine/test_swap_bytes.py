@@ -69,7 +69,7 @@ def test_memory_that_went_bad_costs_a_step_and_nothing_else() -> None:
     def run(decision: Any) -> Any:
         if decision.swap_ins and len(flipped) < 2:
             page = decision.swap_ins[0].source
-            execute.__self__.host.view(page)[0] ^= 1
+            execute.__self__.tiers.host.view(page)[0] ^= 1
             flipped.append(page)
         return execute(decision)
 
@@ -110,7 +110,7 @@ def test_the_rate_of_swaps_is_measured() -> None:
     core = make_core(host_pages=4, page_size=4)
     assert core.scheduler.config.host_mb_per_s >= 1
     runner = core.executor.__self__
-    assert measure_swaps(tiny_parts("llama").backend, runner.kv_pool, runner.host, 10**9) > 1
+    assert measure_swaps(tiny_parts("llama").backend, runner.kv_pool, runner.tiers.host, 10**9) > 1
 
 
 def test_the_setting_is_checked() -> None:

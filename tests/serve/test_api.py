@@ -358,6 +358,22 @@ def test_metrics_have_the_names_that_dashboards_know() -> None:
         assert line in text, line
 
 
+def test_what_tiers_did_is_told_by_tier_and_by_reason() -> None:
+    engine = FakeEngine()
+    usual = engine.stats()
+    told = {"preemptions_swap": 2, "tier_hit_tokens": 9, "disk_pages_used": 4, "restore_failures/stale": 3}
+    engine.stats = lambda: {**usual, **told, "disk_write_failures/full": 1}  # type: ignore[method-assign]
+    text = send(make_app(engine), "GET", "/metrics").text
+    for line in (
+        'octavo:preemptions_swap_total{model_name="fake"} 2.0',
+        'vllm:external_prefix_cache_hits_total{model_name="fake"} 9.0',
+        'octavo:disk_pages_used{model_name="fake"} 4.0',
+        'octavo:restore_failures_total{model_name="fake",reason="stale"} 3.0',
+        'octavo:disk_write_failures_total{model_name="fake",reason="full"} 1.0',
+    ):
+        assert line in text, line
+
+
 def test_unknown_routes_and_methods_answer_in_our_shape() -> None:
     check_error(send(make_app(), "GET", "/v1/nothing"), 404)
     check_error(send(make_app(), "GET", CHAT), 405)

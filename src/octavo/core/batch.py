@@ -133,7 +133,7 @@ class Preemption:
 
 @dataclass(frozen=True)
 class ScheduleDecision:
-    """One step: swap-outs, swap-ins, page copies, writes, attention, in that order."""
+    """One step: sinks (host memory to disk), swap-outs, swap-ins, page copies, writes, attention, in that order."""
 
     model: str
     step: int
@@ -145,6 +145,7 @@ class ScheduleDecision:
     preemptions: tuple[Preemption, ...] = ()
     num_waiting: int = 0
     num_running: int = 0
+    sinks: tuple[PageCopy, ...] = ()
 
     @property
     def num_scheduled_tokens(self) -> int:

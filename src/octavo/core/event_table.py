@@ -99,6 +99,11 @@ KINDS = (
     ),
     _kind(9, "chosen", _INPUT, "a setting that adapts took another value", "what:name value:json why:text?"),
     _kind(10, "observed", _INPUT, "the scheduler was told how long its last step took", "seconds:seconds"),
+    _kind(
+        12, "moved", _INPUT, "so many pages came back from a tier in one step, and how long that took",
+        "tier:name pages:count seconds:seconds",
+    ),
+    _kind(13, "lost", _INPUT, "pages of a tier do not hold what was to be written there", "pages:ids"),
     _kind(11, "end", _INPUT, "the recording was closed: nothing of it is missing", ""),
     # what the core makes of it
     _kind(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.core.config import SchedulerConfig
 from octavo.core.errors import InvalidInput
+from octavo.core.host_tier import SavedColumn
 from octavo.core.kv import KVCacheManager, KVGroup
 from octavo.core.params import MAX_COUNT, SamplingParams, check_int
 from octavo.core.policies import PolicySettings
@@ -60,6 +61,8 @@ def scheduler_facts(scheduler: ContinuousBatchScheduler) -> dict[str, Any]:
             "enable_prefix_cache": kv.enable_prefix_cache,
             "prefix_cache_max_pages": kv.prefix_cache_max_pages,
             "host_pages": 0 if kv.host is None else kv.host.num_pages,
+            "disk_pages": 0 if kv.host is None else kv.host.disk_pages,
+            "disk_columns": [] if kv.host is None else [list(column) for column in kv.host.saved()],
         },
         "vocab_size": scheduler.vocab_size,
         "model": scheduler.model,
@@ -84,6 +87,7 @@ def kv_of(facts: Mapping[str, Any], num_pages: int | None = None) -> KVCacheMana
     try:
         kv = dict(facts["kv"])
         groups = [KVGroup(**{**group, "layers": tuple(group["layers"])}) for group in kv.pop("groups")]
+        kv["disk_columns"] = [SavedColumn(*column) for column in kv.get("disk_columns", ())]
         pages = check_int("num_pages", kv.pop("num_pages") if num_pages is None else num_pages, 1, MAX_COUNT)
         kv.pop("num_pages", None)
         return KVCacheManager(pages, kv.pop("page_size"), groups, **kv)

@@ -1,79 +1,61 @@
-"""The host tier: what the prefix cache evicts goes into host memory, and comes back from there.
+"""The host tier: what the prefix cache evicts goes into host memory, from there to disk, and comes back from both.
 
     root (namespace) -- column -- column -- column      a column: the units of one page, and its host page in each group
                            |                            a column without pages is only a way to what is below it
                            +------- column -- tail      a tail: a column of fewer units than a page holds
 
 Units are compared, never hashes of them: an entry is found by the units of its column under the entry before it. Here
-is only the book-keeping; the bytes, with a checksum for each page, are the runner's (`octavo.engine.host_store`).
+is only the book-keeping; the bytes, with a checksum for each page, are the runner's (`octavo.engine.tiers`). Pages are
+numbered through: memory [0, num_pages), then disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 from octavo.core.errors import InvalidInput, InvariantBroken
 from octavo.core.prefix_node import PrefixNode
+from octavo.core.tier_entry import HostEntry, HostStats, SavedColumn, TierQueue, longest_child, saved_column
 
-__all__ = ["HostEntry", "HostStats", "HostTier"]
-
-_MIN_HEAP = 64
-
-
-class HostEntry:
-    """One column: the units of a page below those of its parent, and the host pages that hold it."""
-
-    __slots__ = ("children", "namespace", "number", "pages", "parent", "stamp", "units")
-
-    def __init__(self, number: int, namespace: str, parent: HostEntry | None, units: tuple[int, ...]) -> None:
-        self.number = number
-        self.namespace = namespace
-        self.parent = parent
-        self.units = units
-        self.children: dict[tuple[int, ...], HostEntry] = {}
-        self.pages: tuple[int, ...] = ()
-        self.stamp = 0  # logical time of last use
-
-
-@dataclass
-class HostStats:
-    """Counters of pages since start."""
-
-    kept: int = 0  # evicted from the pool into the tier
-    restored: int = 0  # planned to be read back
-    pushed_out: int = 0  # for others, least recently used first
-    dropped: int = 0  # their step failed, or their bytes are not what was written
+__all__ = ["HostEntry", "HostStats", "HostTier", "SavedColumn"]
 
 
 class HostTier:
-    """`num_pages` host pages, given to columns; the least recently used one that nothing depends on makes room.
+    """`num_pages` pages of memory and `disk_pages` of disk, given to columns; the least recently used one makes room.
 
+    What leaves memory goes to disk: `on_sink(page, disk page)`, if `may_sink(pages)` says that their bytes are there.
+    A column that others lead from leaves memory only if there is a disk, and leaves the disk only if memory has it.
     A page that is pinned (a step reads or writes it) is not reused. `on_free(page)` is called when one becomes free.
     Each call costs what the columns that it names cost.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, on_free: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, *, disk_pages: int = 0, on_free: Callable[[int], None] | None = None
+    ) -> None:
         if isinstance(num_pages, bool) or not isinstance(num_pages, int) or num_pages < 1:
             raise InvalidInput("host_pages", num_pages, "give a positive integer, or 0 for no host tier")
-        self.num_pages, self.page_size, self.on_free = num_pages, page_size, on_free
+        if isinstance(disk_pages, bool) or not isinstance(disk_pages, int) or disk_pages < 0:
+            raise InvalidInput("disk_pages", disk_pages, "give an integer >= 0")
+        self.num_pages, self.disk_pages, self.page_size, self.on_free = num_pages, disk_pages, page_size, on_free
+        self.on_sink: Callable[[int, int], None] = lambda page, disk: None
+        self.may_sink: Callable[[Sequence[int]], bool] = lambda pages: True
         self.stats = HostStats()
         self._free = list(range(num_pages))
+        self._free_disk = list(range(num_pages, num_pages + disk_pages))
         self._roots: dict[str, HostEntry] = {}
-        self._holder: dict[int, HostEntry] = {}  # by host page
+        self._holder: dict[int, HostEntry] = {}  # by page
         self._pins: dict[int, int] = {}
         self._doomed: dict[int, None] = {}  # given back, but pinned
         self._clock = self._numbers = 0
-        self._heap: list[tuple[int, int, HostEntry]] = []  # (stamp, number, entry): wrong ones are known at the top
-        self._limit = _MIN_HEAP
+        self._queue, self._disk_queue = TierQueue(self._may_go), TierQueue(self._may_leave_disk)
         self._way: list[HostEntry] = []  # to the last column of the leaf that was trimmed last
         self._way_leaf: PrefixNode | None = None
 
     # ---- keeping
 
     def keep(self, leaf: PrefixNode) -> tuple[int, ...]:
-        """Host pages for the last column of a leaf that is being evicted; empty if it is there already, or no room is.
+        """Pages of memory for the last column of a leaf that is being evicted; empty if it is there, or no room is.
 
         Call `pass_over` instead for a column that is not kept.
         """
@@ -90,8 +72,7 @@ class HostTier:
         entry = parent.children.get(units) or self._add(parent, units)
         self._drop_covered(parent, units)
         entry.pages = pages
-        for page in pages:
-            self._holder[page] = entry
+        self._hold(entry, pages)
         self.stats.kept += len(pages)
         self._touch(entry)
         return pages
@@ -123,18 +104,39 @@ class HostTier:
         """A column with more of the same units is worth more than a tail of them."""
         for count in range(1, len(units)):
             tail = parent.children.get(units[:count])
-            if tail is not None and not self._is_pinned(tail):
+            if tail is not None and not self._is_pinned(tail.pages + tail.disk):
                 self._clear(tail)
 
+    def _hold(self, entry: HostEntry, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._holder[page] = entry
+
     def _take(self, count: int) -> tuple[int, ...]:
-        """Free host pages, pushing others out for them; none if there are not so many."""
+        """Free pages of memory, pushing others out for them; none if there are not so many."""
         while len(self._free) < count:
-            entry = self._oldest()
+            entry = self._queue.first()
             if entry is None:
                 return ()
             self.stats.pushed_out += len(entry.pages)
-            self._clear(entry)
+            self._sink(entry)
+            self._leave(entry)
         return tuple(heappop(self._free) for _ in range(count))
+
+    def _sink(self, entry: HostEntry) -> None:
+        """What is about to leave memory goes to disk, unless it is there, or its bytes are not here yet."""
+        if not self.disk_pages or entry.disk or not self.may_sink(entry.pages):
+            return
+        while len(self._free_disk) < len(entry.pages):
+            oldest = self._disk_queue.first()
+            if oldest is None:
+                return
+            self.stats.disk_pushed_out += len(oldest.disk)
+            self._leave_disk(oldest)
+        entry.disk = tuple(heappop(self._free_disk) for _ in entry.pages)
+        self._hold(entry, entry.disk)
+        self.stats.sunk += len(entry.disk)
+        for page, disk in zip(entry.pages, entry.disk, strict=True):
+            self.on_sink(page, disk)
 
     # ---- finding
 
@@ -145,8 +147,8 @@ class HostTier:
         column = 0
         while entry is not None and column * size < len(units):
             wanted = tuple(units[column * size : (column + 1) * size])
-            entry = entry.children.get(wanted) if column < first else _longest_child(entry, wanted)
-            if entry is None or (column >= first and not entry.pages):
+            entry = entry.children.get(wanted) if column < first else longest_child(entry, wanted)
+            if entry is None or (column >= first and not entry.held):
                 break
             if column >= first:
                 found.append(entry)
@@ -159,7 +161,14 @@ class HostTier:
         """The entries are being read: each is now used later than those before it."""
         for entry in reversed(entries):
             self._touch(entry)
-            self.stats.restored += len(entry.pages)
+            if entry.pages:
+                self.stats.restored += len(entry.pages)
+            else:
+                self.stats.disk_restored += len(entry.disk)
+
+    def is_on_disk(self, page: int) -> bool:
+        """True for the number of a page of disk."""
+        return page >= self.num_pages
 
     # ---- pins
 
@@ -188,12 +197,16 @@ class HostTier:
     # ---- dropping
 
     def drop(self, pages: Sequence[int]) -> None:
-        """What these pages hold cannot be relied on: the columns that name them are forgotten."""
+        """What these pages hold cannot be relied on: the columns that name them are forgotten there."""
         for page in pages:
             entry = self._holder.get(page)
-            if entry is not None:
-                self.stats.dropped += len(entry.pages)
-                self._clear(entry)
+            if entry is None:
+                continue
+            self.stats.dropped += len(entry.disk if self.is_on_disk(page) else entry.pages)
+            if self.is_on_disk(page):
+                self._leave_disk(entry)
+            else:
+                self._leave(entry)
 
     def flush(self) -> None:
         """Forget everything."""
@@ -203,28 +216,47 @@ class HostTier:
 
     @property
     def num_held(self) -> int:
-        """Pages that hold a column."""
+        """Pages that hold a column, in memory or on disk."""
         return len(self._holder)
 
+    @property
+    def num_used(self) -> tuple[int, int]:
+        """Pages that are not free, in memory and on disk."""
+        return self.num_pages - len(self._free), self.disk_pages - len(self._free_disk)
+
     def _clear(self, entry: HostEntry) -> None:
-        """The entry has no pages any more; it goes, and what led only to it."""
+        """The entry has no pages any more, here or there; it goes, and what led only to it."""
+        disk, entry.disk = entry.disk, ()
+        self._give_back(disk)
+        self._leave(entry)
+
+    def _leave(self, entry: HostEntry) -> None:
+        """The entry leaves memory."""
         pages, entry.pages = entry.pages, ()
+        self._give_back(pages)
+        self._tidy(entry)
+
+    def _leave_disk(self, entry: HostEntry) -> None:
+        disk, entry.disk = entry.disk, ()
+        self._give_back(disk)
+        self._tidy(entry)
+
+    def _give_back(self, pages: Sequence[int]) -> None:
         for page in pages:
             del self._holder[page]
             if page in self._pins:
                 self._doomed[page] = None
             else:
                 self._release(page)
-        self._tidy(entry)
 
     def _release(self, page: int) -> None:
-        heappush(self._free, page)
+        heappush(self._free_disk if self.is_on_disk(page) else self._free, page)
         if self.on_free is not None:
             self.on_free(page)
 
     def _tidy(self, entry: HostEntry) -> None:
         """Take the entry, and those above it, out of the tree as far as they hold nothing and lead nowhere."""
-        while not entry.pages and not entry.children:
+        while not entry.held and not entry.children:
             parent = entry.parent
             if parent is None:
                 self._roots.pop(entry.namespace, None)
@@ -241,29 +273,20 @@ class HostTier:
         self._settle(entry)
 
     def _settle(self, entry: HostEntry) -> None:
-        """Queue the entry if it may be pushed out."""
-        if self._may_go(entry):
-            heappush(self._heap, (entry.stamp, entry.number, entry))
-            if len(self._heap) > self._limit:
-                self._heap = list({each: None for each in self._heap if self._is_valid(each)})
-                heapify(self._heap)
-                self._limit = max(_MIN_HEAP, 2 * len(self._heap))
-
-    def _oldest(self) -> HostEntry | None:
-        while self._heap:
-            if self._is_valid(self._heap[0]):
-                return self._heap[0][2]
-            heappop(self._heap)
-        return None
-
-    def _is_valid(self, queued: tuple[int, int, HostEntry]) -> bool:
-        return queued[2].stamp == queued[0] and self._may_go(queued[2])
+        """Queue the entry where it may be pushed out."""
+        self._queue.settle(entry)
+        self._disk_queue.settle(entry)
 
     def _may_go(self, entry: HostEntry) -> bool:
-        return bool(entry.pages) and not entry.children and not self._is_pinned(entry)
+        leads = bool(entry.children) and not self.disk_pages
+        return bool(entry.pages) and not leads and not self._is_pinned(entry.pages)
 
-    def _is_pinned(self, entry: HostEntry) -> bool:
-        return any(page in self._pins for page in entry.pages)
+    def _may_leave_disk(self, entry: HostEntry) -> bool:
+        leads = bool(entry.children) and not entry.pages
+        return bool(entry.disk) and not leads and not self._is_pinned(entry.disk)
+
+    def _is_pinned(self, pages: Sequence[int]) -> bool:
+        return any(page in self._pins for page in pages)
 
     # ---- shape
 
@@ -278,35 +301,66 @@ class HostTier:
         entry = parent.children[units] = HostEntry(self._numbers, parent.namespace, parent, units)
         return entry
 
+    # ---- over a restart
+
+    def saved(self) -> list[SavedColumn]:
+        """What is on disk, with the ways to it; parents come first."""
+        kept: dict[int, HostEntry] = {}
+        for page, holder in self._holder.items():
+            entry: HostEntry | None = holder if self.is_on_disk(page) else None
+            while entry is not None and entry.parent is not None and entry.number not in kept:
+                kept[entry.number] = entry
+                entry = entry.parent
+        return [saved_column(kept[number], self.num_pages) for number in sorted(kept)]  # children are younger
+
+    def adopt(self, columns: Sequence[SavedColumn]) -> None:
+        """Go on with what `saved` gave, of this many pages or of others. Raises `InvalidInput` if it was another's.
+
+        Call it on an empty tier.
+        """
+        by_number: dict[int, HostEntry] = {}
+        free = dict.fromkeys(self._free_disk)
+        for column in columns:
+            parent = by_number.get(column.parent) if column.parent else self._root(column.namespace)
+            units, disk = tuple(column.units), tuple(page + self.num_pages for page in column.pages)
+            if parent is None or units in parent.children or column.number in by_number or column.number < 1:
+                raise InvalidInput("columns", column.number, "give what `saved` gave: parents first, each once")
+            if len(dict.fromkeys(disk)) != len(disk) or any(page not in free for page in disk):
+                raise InvalidInput("columns", column.pages, "give pages that the disk tier has, each once")
+            for page in disk:
+                del free[page]
+            entry = parent.children[units] = HostEntry(column.number, column.namespace, parent, units)
+            by_number[column.number], entry.stamp, entry.disk = entry, column.stamp, disk
+            self._hold(entry, disk)
+            self._numbers, self._clock = max(self._numbers, column.number), max(self._clock, column.stamp)
+        self._free_disk = list(free)
+        for entry in by_number.values():
+            self._tidy(entry)
+
     def audit(self) -> None:
         """Recount: free, held and given back but pinned are all pages. Raises `InvariantBroken` on any difference."""
-        if sorted([*self._free, *self._holder, *self._doomed]) != list(range(self.num_pages)):
+        every = list(range(self.num_pages + self.disk_pages))
+        if sorted([*self._free, *self._free_disk, *self._holder, *self._doomed]) != every:
             raise InvariantBroken("a host page is not exactly one of free, held, and given back but pinned")
-        queued = {(entry.number, stamp) for stamp, _, entry in self._heap}
         held: list[int] = []
+        queued, on_disk = self._queue.queued(), self._disk_queue.queued()
         entries = list(self._roots.values())
         while entries:
             entry = entries.pop()
             entries += entry.children.values()
-            held += entry.pages
+            held += entry.pages + entry.disk
             if any(child.parent is not entry or child.units != key for key, child in entry.children.items()):
                 raise InvariantBroken(f"host entry {entry.number} has a child in the wrong place")
-            if not entry.pages and not entry.children:
+            if not entry.held and not entry.children:
                 raise InvariantBroken(f"host entry {entry.number} holds nothing and leads nowhere")
-            if any(self._holder.get(page) is not entry for page in entry.pages):
+            if any(self._holder.get(page) is not entry for page in entry.pages + entry.disk):
                 raise InvariantBroken(f"host entry {entry.number} names a page that it does not hold")
-            if self._may_go(entry) and (entry.number, entry.stamp) not in queued:
+            if any(map(self.is_on_disk, entry.pages)) or not all(map(self.is_on_disk, entry.disk)):
+                raise InvariantBroken(f"host entry {entry.number} has pages of the other kind")
+            key = (entry.stamp, entry.number)
+            if (self._may_go(entry) and key not in queued) or (self._may_leave_disk(entry) and key not in on_disk):
                 raise InvariantBroken(f"host entry {entry.number} may go and is not in the queue")
         if len(held) != len(self._holder):
             raise InvariantBroken("a host page is held by an entry that is not in the tree")
         if any(page not in self._holder and page not in self._doomed for page in self._pins):
             raise InvariantBroken("a free host page is pinned")
-
-
-def _longest_child(entry: HostEntry, units: tuple[int, ...]) -> HostEntry | None:
-    """The child of all of `units`, or the longest tail that they begin with."""
-    for count in range(len(units), 0, -1):
-        child = entry.children.get(units[:count])
-        if child is not None:
-            return child
-    return None

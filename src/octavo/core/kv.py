@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from octavo.core.errors import InvalidInput
-from octavo.core.host_tier import HostTier
+from octavo.core.host_tier import HostTier, SavedColumn
 from octavo.core.kv_audit import audit_kv
 from octavo.core.kv_branches import BranchTables
 from octavo.core.kv_groups import KVGroup, make_kv_groups
@@ -37,8 +37,9 @@ class KVCacheManager(BranchTables):
 
     `groups` must have equal page bytes (`make_kv_groups`). `store` holds token K/V for `append` and `read`; it is told
     to `forget` every page that becomes free. `prefix_cache_max_pages` bounds the pages that only the prefix cache
-    keeps; what it evicts goes into `host_pages` pages of a host tier (0: it is lost). Costs are those of the pages
-    touched; only `audit` looks at the whole pool.
+    keeps; what it evicts goes into `host_pages` pages of a host tier (0: it is lost), and from there into `disk_pages`
+    pages of disk, which hold `disk_columns` already. Costs are those of the pages touched; only `audit` looks at the
+    whole pool.
     """
 
     def __init__(
@@ -51,12 +52,18 @@ class KVCacheManager(BranchTables):
         enable_prefix_cache: bool = True,
         prefix_cache_max_pages: int | None = None,
         host_pages: int = 0,
+        disk_pages: int = 0,
+        disk_columns: Sequence[SavedColumn] = (),
     ) -> None:
+        if disk_pages and not host_pages:
+            raise InvalidInput("disk_pages", disk_pages, "give host pages as well: what leaves them goes to disk")
         if host_pages and not enable_prefix_cache:
             raise InvalidInput(
                 "host_pages", host_pages, "give 0, or turn the prefix cache on: it is what is kept there"
             )
-        self.host = HostTier(host_pages, page_size) if host_pages else None
+        self.host = HostTier(host_pages, page_size, disk_pages=disk_pages) if host_pages else None
+        if self.host is not None:
+            self.host.adopt(disk_columns)
         self.store: KVStore = ListKVStore() if store is None else store
         super().__init__(
             num_pages,

@@ -8,9 +8,10 @@ from octavo.core.batch import PageCopy, PageTableDelta
 from octavo.core.errors import InvalidInput, InvariantBroken, OutOfPages
 from octavo.core.kv_published import PublishedTables
 from octavo.core.kv_restore import NO_RESTORE, Restore, Restores, restorable
+from octavo.core.kv_swaps import NO_SWAPS, Swaps
 from octavo.core.kv_table import BranchKey, BranchPages, PrefixHit
 from octavo.core.pages import Owner
-from octavo.core.prefix_node import TOMBSTONE, PrefixMatch, PrefixStats
+from octavo.core.prefix_node import TOMBSTONE, PrefixMatch
 from octavo.core.undo import UndoLog
 
 __all__ = ["BranchTables"]
@@ -63,7 +64,7 @@ class BranchTables(PublishedTables):
             match = self.prefix.match(namespace, units, whole_pages=True)
             hit = self._attach(branch_key, namespace, match, len(units), undo)
         if look_up:
-            self._count_query(len(units), hit.num_tokens, undo)
+            self._count_query(len(units), hit, undo)
         return hit
 
     def fork(self, parent_key: BranchKey, child_key: BranchKey, undo: UndoLog | None = None) -> None:
@@ -106,7 +107,8 @@ class BranchTables(PublishedTables):
         branch.tell_all()
         self.unsettled[key] = None  # it may go on inside a page that others hold
         if num_restored:
-            return PrefixHit(restore.end, restored=restore.end - match.num_units, restored_pages=num_restored)
+            restored = restore.end - match.num_units
+            return PrefixHit(restore.end, restored=restored, restored_pages=num_restored, from_disk=restore.num_disk)
         return PrefixHit(min(match.num_units, num_units - 1), no_write, sum(copies, ()))
 
     def _restorable(
@@ -116,10 +118,12 @@ class BranchTables(PublishedTables):
         if self.swaps is None:
             return NO_RESTORE
         found = restorable(self.swaps.tier, self.prefix, namespace, units, match)
-        if found.match is None or restores is None:
-            return found
-        pays = restores(found.match.num_units, found.end, len(found.entries) * len(self.groups))
-        return found if pays else NO_RESTORE
+        while found.match is not None and restores is not None:
+            pages = len(found.entries) * len(self.groups)
+            if restores(found.match.num_units, found.end, pages, found.num_disk):
+                break
+            found = found.from_memory(match.num_units, self.page_size) if found.num_disk else NO_RESTORE
+        return found
 
     def _restore(self, branch: BranchPages, restore: Restore) -> int:
         """Append the columns to be read back, in fresh pages; how many. What a window has passed stays out."""
@@ -164,13 +168,20 @@ class BranchTables(PublishedTables):
             table.append(page)
         return copies
 
-    def _count_query(self, num_units: int, hit: int, undo: UndoLog) -> None:
+    def _count_query(self, num_units: int, hit: PrefixHit, undo: UndoLog) -> None:
+        self._count(num_units, hit, 1)
+        undo.push(lambda: self._count(num_units, hit, -1))
+
+    def _count(self, num_units: int, hit: PrefixHit, sign: int) -> None:
         stats = self.prefix.stats
-        stats.queries += 1
-        stats.hits += hit > 0
-        stats.query_units += num_units
-        stats.hit_units += hit
-        undo.push(lambda: _uncount(stats, num_units, hit))
+        stats.queries += sign
+        stats.hits += sign * (hit.num_tokens > 0)
+        stats.query_units += sign * num_units
+        stats.hit_units += sign * hit.num_tokens
+        if self.swaps is not None:
+            tier = self.swaps.tier.stats
+            tier.query_units += sign * (num_units - (hit.num_tokens - hit.restored))
+            tier.hit_units += sign * hit.restored
 
     def _undo_attach(self, branch: BranchPages) -> None:
         if not branch.released:
@@ -262,15 +273,14 @@ class BranchTables(PublishedTables):
         """All page copies that the planned step makes before its writes, those of `begin` included. Take them once."""
         return self._copies.take()
 
-    def take_swaps(self, undo: UndoLog) -> tuple[tuple[PageCopy, ...], tuple[PageCopy, ...]]:
-        """The swap-outs (page, host page) and swap-ins (host page, page) of a decision that runs. Take them once."""
-        return ((), ()) if self.swaps is None else self.swaps.take(undo)
+    def take_swaps(self, undo: UndoLog) -> Swaps:
+        """The moves of a decision that runs between pool, host memory and disk. Take them once."""
+        return NO_SWAPS if self.swaps is None else self.swaps.take(undo)
 
-    def drop_host_pages(self, pages: Sequence[int]) -> list[int]:
-        """Host pages do not hold what was written there: forget what they are for. The pages, as a list."""
+    def lose_host_pages(self, pages: Sequence[int]) -> None:
+        """Pages of the host tier do not hold what was written there: forget what they are for."""
         if self.swaps is not None:
             self.swaps.tier.drop(pages)
-        return list(pages)
 
     # ---- planning: waiting for a prefix
 
@@ -284,10 +294,3 @@ class BranchTables(PublishedTables):
             return  # no whole page will be published
         before = self._coming.register(branch_key, branch.namespace, tuple(units[:end]))
         undo.push(lambda: None if branch.released else self._coming.restore(branch_key, before))
-
-
-def _uncount(stats: PrefixStats, num_units: int, hit: int) -> None:
-    stats.queries -= 1
-    stats.hits -= hit > 0
-    stats.query_units -= num_units
-    stats.hit_units -= hit

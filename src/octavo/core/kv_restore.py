@@ -12,7 +12,8 @@ from octavo.core.prefix_node import TOMBSTONE, PrefixMatch
 
 __all__ = ["NO_RESTORE", "Restore", "Restores", "restorable"]
 
-Restores = Callable[[int, int, int], bool]  # first token, end, pages: whether reading them back is what to do
+# first token, end, pages, pages of disk among them: whether reading them back is what to do
+Restores = Callable[[int, int, int, int], bool]
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,21 @@ class Restore:
         for g, group in enumerate(groups):
             sinks, first = group.needed_columns(self.end, page_size)
             needed = [column < sinks or column >= first for column in range(start, start + len(self.entries))]
-            found.append([e.pages[g] if keep else TOMBSTONE for e, keep in zip(self.entries, needed, strict=True)])
+            found.append([e.held[g] if keep else TOMBSTONE for e, keep in zip(self.entries, needed, strict=True)])
         return found
+
+    @property
+    def num_disk(self) -> int:
+        """Pages that are on disk alone."""
+        return sum(len(entry.held) for entry in self.entries if not entry.pages)
+
+    def from_memory(self, longest: int, page_size: int) -> Restore:
+        """What comes before the first column that is on disk alone, if that is more than `longest` tokens."""
+        count = next(index for index, entry in enumerate(self.entries) if not entry.pages)
+        entries = self.entries[:count]
+        first = -(-self.end // page_size) - len(self.entries)
+        end = first * page_size + sum(len(entry.units) for entry in entries)
+        return Restore(self.match, entries, end) if end > longest else NO_RESTORE
 
 
 NO_RESTORE = Restore()

@@ -20,8 +20,8 @@ class PrefixHit:
 
     `num_tokens` have their K/V (at most all but the last). `no_write`: the last token has it as well; its row is
     computed for its logits only and writes nothing. `copies` are page copies of this hit (they are among
-    `take_copies`). `restored` of the tokens come back from the host tier, in `restored_pages` pages. `wait`: nothing
-    was attached, because another branch, `awaited`, computes a longer prefix right now.
+    `take_copies`). `restored` of the tokens come back from the host tier, in `restored_pages` pages, `from_disk` of
+    them from disk. `wait`: nothing was attached, because another branch, `awaited`, computes a longer prefix right now.
     """
 
     num_tokens: int = 0
@@ -29,6 +29,7 @@ class PrefixHit:
     copies: tuple[PageCopy, ...] = ()
     restored: int = 0
     restored_pages: int = 0
+    from_disk: int = 0
     wait: bool = False
     awaited: BranchKey | None = None
 

@@ -224,7 +224,8 @@ class Planner:
         self.roster.timeline.record("admit", draft.now, **where, cached=row.start, times=branch.admissions)
         if back.restored_pages:
             del where["slot"]
-            moved = {"pages": back.restored_pages, "tokens": back.restored, "tier": "host"}
+            tier = "disk" if back.from_disk else "host"
+            moved = {"pages": back.restored_pages, "tokens": back.restored, "tier": tier}
             self.roster.timeline.record("swap_in", draft.now, **where, **moved)
 
     def _block(self, branch: Branch, reason: WaitingReason, draft: Draft) -> None:

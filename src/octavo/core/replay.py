@@ -134,6 +134,12 @@ class Replayer:
     def _on_observed(self, event: Mapping[str, Any]) -> None:
         self.scheduler.observe(event["seconds"])
 
+    def _on_moved(self, event: Mapping[str, Any]) -> None:
+        self.scheduler.observe_swap(event["tier"], event["pages"], event["seconds"])
+
+    def _on_lost(self, event: Mapping[str, Any]) -> None:
+        self.scheduler.lose_pages(event["pages"])
+
     def _on_decision(self, event: Mapping[str, Any]) -> None:
         decision = self.scheduler.plan(event["t"], event["budget"])
         self._decisions = deque([decision])

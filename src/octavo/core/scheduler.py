@@ -23,6 +23,7 @@ from octavo.core.facts import facts_of
 from octavo.core.forecast import SURE, prefill_rate, prefill_seconds
 from octavo.core.gap import GapControl
 from octavo.core.kv import KVCacheManager
+from octavo.core.kv_swaps import NO_SWAPS
 from octavo.core.params import MAX_COUNT, check_int
 from octavo.core.planner import Planner
 from octavo.core.policies import make_policy
@@ -81,7 +82,8 @@ class ContinuousBatchScheduler:
         self._planner = Planner(self.config, self.policy, kv, self._roster)
         self._planner.gap = self.gap
         self._planner.least_seconds = self.least_seconds
-        self._planner.swap_choice = self._roster.swap_choice = SwapChoice(self.config, kv, self.step_model)
+        self.swap_choice = SwapChoice(self.config, kv, self.step_model)
+        self._planner.swap_choice = self._roster.swap_choice = self.swap_choice
         self._committer = Committer(kv, self._roster, vocab_size)
         self._isolation = Isolation()
         self._in_flight: Draft | None = None
@@ -143,6 +145,16 @@ class ContinuousBatchScheduler:
         if self.gap is not None:
             self.gap.observe(work, seconds)
         self.step_model.observe(work, seconds)
+
+    def observe_swap(self, tier: str, pages: int, seconds: float) -> None:
+        """So many pages came back from a tier in one step, in so many seconds: an input, recorded as one (`moved`)."""
+        self.timeline.record("moved", self.timeline.now, tier=tier, pages=pages, seconds=seconds)
+        self.swap_choice.observe(tier, pages, seconds)
+
+    def lose_pages(self, pages: Sequence[int]) -> None:
+        """Pages of the host tier do not hold what was to be written there: an input, recorded as one (`lost`)."""
+        self.timeline.record("lost", self.timeline.now, pages=list(pages))
+        self._inbox.append(lambda now: self.kv.lose_host_pages(pages))
 
     def least_seconds(self, branch: Branch) -> float:
         """Seconds until a waiting branch with a deadline could have its first token, alone; 0 while that is unknown."""
@@ -227,12 +239,15 @@ class ContinuousBatchScheduler:
         if not self._planner.steady.fill_ahead(draft, flying):
             return False
         self.steps += 1
-        outs, _ = self.kv.take_swaps(draft.undo)
+        outs, _, sinks = self.kv.take_swaps(draft.undo)
+        self._record_moves("swap_out", sinks, draft, tier="disk")
         self._record_moves("swap_out", outs, draft, tier="host")
         self.kv.start_step(draft.step)
         self._ahead_draft = draft
         running = self.num_running
-        self._ahead = ScheduleDecision(self.model, draft.step, draft.rows, swap_outs=outs, num_running=running)
+        self._ahead = ScheduleDecision(
+            self.model, draft.step, draft.rows, swap_outs=outs, sinks=sinks, num_running=running
+        )
         columns = self._ahead.rows
         decodes = (columns.request_ids, columns.choices) if isinstance(columns, StepRows) else ([], [])
         self.timeline.record("ahead", now, step=draft.step, decodes=decodes, free=self.kv.free_pages())
@@ -302,7 +317,7 @@ class ContinuousBatchScheduler:
             self._isolation.clear_group()  # cancelled in between, or without pages for now
 
     def _decide(self, draft: Draft, budget: int | None) -> ScheduleDecision:
-        outs, draft.swap_ins = self.kv.take_swaps(draft.undo) if draft.rows else ((), ())
+        outs, draft.swap_ins, sinks = self.kv.take_swaps(draft.undo) if draft.rows else NO_SWAPS
         decision = ScheduleDecision(
             model=self.model,
             step=draft.step,
@@ -314,12 +329,14 @@ class ContinuousBatchScheduler:
             preemptions=tuple(draft.preemptions),
             num_waiting=self.num_waiting,
             num_running=self.num_running,
+            sinks=sinks,
         )
         self._record(decision, draft, budget)
         return decision
 
     def _record(self, decision: ScheduleDecision, draft: Draft, budget: int | None) -> None:
         """The step's events; what decodes plainly goes in as columns, whatever their length."""
+        self._record_moves("swap_out", decision.sinks, draft, tier="disk")
         self._record_moves("swap_out", decision.swap_outs, draft, tier="host")
         self._record_moves("copy", decision.copies, draft)
         columns = draft.rows if isinstance(draft.rows, StepRows) else None
@@ -377,7 +394,8 @@ class ContinuousBatchScheduler:
         self.kv.end_step(draft.step)
         text = f"{type(error).__name__}: {error}"[:500]
         blamed = list(error.rows) if isinstance(error, RowError) else None
-        corrupt = self.kv.drop_host_pages(error.pages) if isinstance(error, CorruptPages) else None
+        corrupt = list(error.pages) if isinstance(error, CorruptPages) else None
+        self.kv.lose_host_pages(corrupt or ())
         self.timeline.record("rollback", now, step=draft.step, error=text, rows=blamed, corrupt=corrupt)
         for branch in self._isolation.charge(draft, error):
             fail_request(self._roster, branch, text, now)

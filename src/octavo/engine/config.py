@@ -42,6 +42,9 @@ class EngineConfig:
     page_size: int = _flag(16, "Tokens in one KV page.")
     kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")
     host_kv_memory: str = _flag("", "Memory that keeps what the prefix cache evicts, such as 1GiB; empty: none.")
+    disk_kv: str = _flag("", "Folder for what leaves the host memory, found again after a restart; empty: none.")
+    disk_kv_memory: str = _flag("4GiB", "Most that the folder of disk_kv holds, such as 20GiB.")
+    disk_kv_wait_ms: int = _flag(200, "Most that a step waits for the disk; what is not there by then is computed.")
     preemption: str = _flag("auto", "How preempted requests come back: swap, recompute, or auto: what costs less.")
     memory_fraction: float = _flag(0.8, "Most of the available memory that the whole engine may take.")
     max_seq_len: int = _flag(0, f"Longest prompt plus output; 0: the model's limit, at most {MAX_DEFAULT_CONTEXT}.")
@@ -70,18 +73,22 @@ class EngineConfig:
             _one_of(f"kv_dtype with backend={self.backend}", self.kv_dtype, ("auto", "fp32"))
         make_policy(self.policy)
         self.policy_settings()
-        for name in ("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk"):
+        for name in (
+            *("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk", "disk_kv_wait_ms"),
+        ):
             _at_least(name, getattr(self, name), 1)
         for name in ("max_seq_len", "threads", "seed", "max_token_gap_ms"):
             _at_least(name, getattr(self, name), 0)
         if not 0 < self.memory_fraction <= 1:
             raise InvalidInput("memory_fraction", self.memory_fraction, "give a number above 0 and at most 1")
         _one_of("preemption", self.preemption, PREEMPTIONS)
-        for name in ("kv_memory", "host_kv_memory"):
+        for name in ("kv_memory", "host_kv_memory", "disk_kv_memory"):
             if getattr(self, name) != "":
                 parse_size(getattr(self, name), name)
         if self.host_kv_memory != "" and not self.prefix_cache:
             raise InvalidInput("host_kv_memory", self.host_kv_memory, "leave it empty, or keep the prefix cache on")
+        if self.disk_kv != "" and self.host_kv_memory == "":
+            raise InvalidInput("disk_kv", self.disk_kv, "give host_kv_memory as well: what leaves it goes to disk")
 
     @property
     def kv_bytes(self) -> int | None:

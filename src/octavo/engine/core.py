@@ -14,10 +14,12 @@ from octavo.engine.gaps import GapWatch
 from octavo.engine.metrics import Metrics
 from octavo.engine.overlap import StepThread
 from octavo.engine.recorder import Recorder
+from octavo.engine.tiers import Tiers
 
 __all__ = ["EngineCore"]
 
 Executor = Callable[[ScheduleDecision], StepResult]
+_SAVE_AT_REST, _SAVE_AT_WORK = 1.0, 60.0  # seconds between two indices of the disk tier
 
 
 class EngineCore:
@@ -36,12 +38,15 @@ class EngineCore:
         clock: Callable[[], float],
         audit: bool = False,
         overlap: bool = False,
+        tiers: Tiers | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.metrics = metrics
         self.clock = clock
         self.audits = audit
+        self.tiers = tiers  # host memory and disk, if evicted pages are kept there
+        self._index_saved = 0.0
         self.idle = True  # the last step had nothing to run
         self._thread = StepThread(executor) if overlap else None  # runs a step while the next one is planned
         self.recorder: Recorder | None = None  # of the timeline, into a file
@@ -113,6 +118,8 @@ class EngineCore:
             self.scheduler.audit()
         if self.recorder is not None and not self.has_work:
             self.recorder.flush()
+        if self.tiers is not None:
+            self._tell_of_tiers(self.tiers, ended)
         seconds["measure"] += clock() - ended
         return events
 
@@ -143,6 +150,18 @@ class EngineCore:
             readings = {name: max(0, round(1e6 * seconds)) for name, seconds in spent.items()}
             self.scheduler.timeline.record("measured", ended, step=decision.step, **readings)
 
+    def _tell_of_tiers(self, tiers: Tiers, now: float) -> None:
+        """Tell the scheduler what moves took and what was lost; now and then, have the index of the disk written."""
+        while tiers.moved:
+            self.scheduler.observe_swap(*tiers.moved.popleft())
+        lost = tiers.take_lost()
+        if lost:
+            self.scheduler.lose_pages(lost)
+        wait = _SAVE_AT_WORK if self.has_work else _SAVE_AT_REST
+        if tiers.disk is not None and tiers.disk.is_ahead_of_index and now - self._index_saved >= wait:
+            tiers.disk.save(self.kv.host.saved())
+            self._index_saved = now
+
     def delivered(self, begun: float) -> None:
         """The last step's events became text for readers, from ``begun`` (on this engine's clock) until now."""
         ended = self.clock()
@@ -156,6 +175,8 @@ class EngineCore:
             self._thread.close()
         if self.recorder is not None:
             self.recorder.close()
+        if self.tiers is not None and self.tiers.disk is not None:
+            self.tiers.disk.close(self.kv.host.saved())
 
     def snapshot(self, request_id: str) -> dict[str, Any]:
         """A live request as plain JSON values, between two steps. Raises ``InvalidInput`` for an unknown id."""

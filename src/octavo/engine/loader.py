@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from octavo.core.facts import scheduler_facts
 from octavo.core.scheduler import SchedulerConfig
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.disk_pages import BUFFERED_PAGES, TAIL_BYTES, DiskPages
 from octavo.engine.fixture import load_fixture
 from octavo.engine.formats import resolve_auto
 from octavo.engine.identity import model_digest
-from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, plan_memory
+from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, parse_size, plan_memory, show_size
 from octavo.engine.parts import ModelParts, build_core, check_tensors, page_bytes, parts_from_fixture
 from octavo.engine.recorder import Recorder
 from octavo.engine.threads import limit_threads
@@ -76,21 +78,35 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         scheduling=scheduling_for(config, max_seq_len),
         prefix_cache=config.prefix_cache,
         host_pages=plan.host_pages,
+        open_disk=partial(_open_disk, config, say) if config.disk_kv else None,
         seed_source=seed_source(config.seed),
         audit=config.audit,
         overlap=config.overlap,
     )
+    if config.record or config.disk_kv:
+        atexit.register(core.close)  # at the latest
     if config.record:
         _record(core, config, parts, say)
     context_limit = parts.config.max_position_embeddings
     return LoadedEngine(config, parts, plan, core, max_seq_len, context_limit, str(source.path))
 
 
+def _open_disk(config: EngineConfig, say: Say, page_bytes: int, layout: bytes) -> DiskPages:
+    """The disk tier that the configuration names. Raises ``InvalidInput``."""
+    size = parse_size(config.disk_kv_memory, "disk_kv_memory")
+    num_pages = size // (page_bytes + TAIL_BYTES)
+    if not num_pages:
+        raise InvalidInput("disk_kv_memory", size, f"give a page at least: {show_size(page_bytes + TAIL_BYTES)}")
+    wait_s = config.disk_kv_wait_ms / 1000.0
+    disk = DiskPages(config.disk_kv, num_pages, page_bytes, layout, wait_s=wait_s, say=say)
+    say(f"disk tier: {disk.num_pages} pages in {config.disk_kv}, {sum(len(c.pages) for c in disk.found)} of them held")
+    return disk
+
+
 def _record(core: EngineCore, config: EngineConfig, parts: ModelParts, say: Say) -> None:
-    """Record into the file that the configuration names, at the latest until the interpreter ends."""
+    """Record into the file that the configuration names."""
     facts = {**scheduler_facts(core.scheduler), "numerics_id": parts.numerics_id, "engine": asdict(config)}
     core.recorder = Recorder(config.record, core.scheduler.timeline, facts, say)
-    atexit.register(core.recorder.close)
 
 
 @contextmanager
@@ -170,6 +186,7 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
         max_sequences=config.max_running_requests,
         kv_memory=config.kv_bytes,
         host_memory=config.host_kv_bytes,
+        disk_buffers=BUFFERED_PAGES if config.disk_kv else 0,
         memory_fraction=config.memory_fraction,
         default_cap=DEFAULT_KV_CAP,
         available=available_memory(),

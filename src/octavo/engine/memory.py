@@ -121,11 +121,12 @@ class MemoryPlan:
     available: int | None
     budget: int | None
     host_pages: int = 0
+    disk_buffers: int = 0  # pages that are on their way to disk and back
 
     @property
     def host(self) -> int:
         """Bytes of the host tier."""
-        return self.host_pages * self.needs.page_bytes
+        return (self.host_pages + self.disk_buffers) * self.needs.page_bytes
 
     @property
     def kv(self) -> int:
@@ -168,19 +169,20 @@ def plan_memory(
     default_cap: int,
     available: int | None,
     host_memory: int = 0,
+    disk_buffers: int = 0,
 ) -> MemoryPlan:
     """Choose the number of KV pages.
 
     With ``kv_memory`` (bytes): that many bytes of pages. Otherwise enough for ``max_sequences`` full sequences, but at
     most ``default_cap`` bytes and what ``memory_fraction`` of ``available`` leaves. One full sequence must fit.
-    ``host_memory``: bytes of the host tier, in whole pages, beside all that.
+    ``host_memory``: bytes of the host tier, in whole pages, beside all that, and ``disk_buffers`` pages.
     Raises ``InvalidInput`` with the numbers when it does not, or when the whole exceeds the budget.
     """
     budget = None if available is None else int(available * memory_fraction)
     host_pages = host_memory // needs.page_bytes
     if host_memory and not host_pages:
         raise InvalidInput("host_kv_memory", host_memory, f"give a page at least: {show_size(needs.page_bytes)}")
-    fixed = needs.weights + needs.activations + needs.workspace + host_pages * needs.page_bytes
+    fixed = needs.weights + needs.activations + needs.workspace + (host_pages + disk_buffers) * needs.page_bytes
     one_sequence = math.ceil(max_seq_len / page_size) * num_groups
     if kv_memory is not None:
         pages = kv_memory // needs.page_bytes
@@ -189,7 +191,7 @@ def plan_memory(
         wanted = min((one_sequence + num_groups) * max_sequences, max(default_cap // needs.page_bytes, one_sequence))
         left = wanted if budget is None else (budget - fixed) // needs.page_bytes
         pages = max(0, min(wanted, left))
-    plan = MemoryPlan(needs, pages, page_size, num_groups, available, budget, host_pages)
+    plan = MemoryPlan(needs, pages, page_size, num_groups, available, budget, host_pages, disk_buffers)
     _check(plan, one_sequence, max_seq_len, kv_memory)
     return plan
 

@@ -79,7 +79,7 @@ class Metrics:
         self.steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
         self.num_steps = self.num_failed_steps = 0
         self.scheduled_tokens = self.output_tokens = 0
-        self.peak_pages = self.preemptions = 0
+        self.peak_pages = self.preemptions = self.swapped = 0
         self.finished: dict[str, int] = {}
         self.phase_seconds = dict.fromkeys(PHASES, 0.0)  # since the start
         self._page_slots = self._wasted_slots = 0
@@ -123,6 +123,7 @@ class Metrics:
         self.num_steps += 1
         self.scheduled_tokens += decision.num_scheduled_tokens
         self.preemptions += len(decision.preemptions)
+        self.swapped += sum(lost.kind == "swap" for lost in decision.preemptions)
         self.peak_pages = max(self.peak_pages, pages)
         self._page_slots += wasted + num_groups * sum(lengths)
         self._wasted_slots += wasted

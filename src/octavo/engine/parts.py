@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,10 +18,12 @@ from octavo.core.errors import InvalidInput
 from octavo.core.kv import KVCacheManager
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.disk_pages import DiskPages
 from octavo.engine.fixture import Fixture
 from octavo.engine.identity import model_digest, namespace, numerics_id
 from octavo.engine.metrics import Metrics
 from octavo.engine.runner import ModelRunner
+from octavo.engine.tiers import Tiers
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 
@@ -72,6 +74,7 @@ def build_core(
     scheduling: SchedulerConfig,
     prefix_cache: bool = True,
     host_pages: int = 0,
+    open_disk: Callable[[int, bytes], DiskPages] | None = None,
     seed_source: Callable[[], int] | None = None,
     clock: Callable[[], float] = time.monotonic,
     audit: bool = False,
@@ -79,7 +82,8 @@ def build_core(
 ) -> EngineCore:
     """Pages, cache, scheduler and runner over ``parts``.
 
-    ``host_pages``: pages of host memory for what the cache evicts. ``overlap``: a step runs while the next is planned.
+    ``host_pages``: pages of host memory for what the cache evicts. ``open_disk(bytes of a page, layout)``: where they
+    go from there, if anywhere. ``overlap``: a step runs while the next is planned.
     """
     groups = parts.model.kv_groups()
     pool = parts.backend.allocate_kv(num_pages, page_size, groups)
@@ -89,8 +93,18 @@ def build_core(
     if host is not None and not scheduling.host_mb_per_s:
         rate = measure_swaps(parts.backend, pool, host, page_bytes(parts.model, page_size))
         scheduling = replace(scheduling, host_mb_per_s=rate)
+    disk = None
+    if host is not None and open_disk is not None:
+        disk = open_disk(pool.stored_bytes, disk_layout(parts, page_size, pool.stored_bytes))
     kv = KVCacheManager(
-        num_pages, page_size, groups, store=pool, enable_prefix_cache=prefix_cache, host_pages=host_pages
+        num_pages,
+        page_size,
+        groups,
+        store=pool,
+        enable_prefix_cache=prefix_cache,
+        host_pages=host_pages,
+        disk_pages=0 if disk is None else disk.num_pages,
+        disk_columns=() if disk is None else disk.found,
     )
     scheduler = ContinuousBatchScheduler(
         kv, scheduling, vocab_size=parts.config.vocab_size, model=parts.name, seed_source=seed_source
@@ -101,17 +115,25 @@ def build_core(
         page_bytes=page_bytes(parts.model, page_size),
         max_gap=scheduling.max_token_gap_ms / 1000.0,
     )
+    tiers = None if host is None else Tiers(parts.backend, pool, host, disk, clock)
     runner = ModelRunner(
         parts.model,
         parts.backend,
         parts.weights,
         pool,
         num_groups=len(groups),
-        host=host,
+        tiers=tiers,
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )
-    return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap)
+    return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap, tiers=tiers)
+
+
+def disk_layout(parts: ModelParts, page_size: int, stored_bytes: int) -> bytes:
+    """What must be equal for the bytes of a page on disk to be of use. Whose they are is in the namespaces."""
+    groups = [asdict(group) for group in parts.model.kv_groups()]
+    told = {"numerics": parts.numerics_id, "page_size": page_size, "page_bytes": stored_bytes, "groups": groups}
+    return json.dumps(told, sort_keys=True).encode("ascii")
 
 
 def measure_swaps(backend: Any, pool: Any, host: HostPages, page_bytes: int) -> int:

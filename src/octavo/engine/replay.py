@@ -62,6 +62,9 @@ def _core_of(facts: Mapping[str, Any], model: str, say: Say) -> EngineCore:
     """The recorded engine again, with as many pages."""
     if "engine" not in facts:
         raise InvalidInput("recording", "no engine", "it was made by a scheduler alone: replay it without the model")
+    if facts["kv"].get("disk_pages"):
+        remedy = "what its disk tier held is not in the recording: replay it without the model"
+        raise InvalidInput("recording", "an engine with disk_kv", remedy)
     known = {item.name for item in fields(EngineConfig)}
     config = EngineConfig(**{name: value for name, value in facts["engine"].items() if name in known})
     config = replace(config, record="", model=model or config.model)

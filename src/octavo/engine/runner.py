@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from octavo.backends.host_pages import HostPages
 from octavo.backends.ops import ForwardBatch, SamplingRow
 from octavo.core.batch import (
     DrawnRows,
@@ -27,6 +26,7 @@ from octavo.core.batch import (
 )
 from octavo.core.errors import InvariantBroken, RowError
 from octavo.engine.slots import Slot
+from octavo.engine.tiers import Tiers
 
 _NOT_FINITE = "the model gave no finite logit; check the weights and the prompt"
 
@@ -70,7 +70,7 @@ class ModelRunner:
         kv_pool: Any,
         *,
         num_groups: int = 1,
-        host: HostPages | None = None,
+        tiers: Tiers | None = None,
         phase_seconds: MutableMapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,8 +81,7 @@ class ModelRunner:
         self.backend = backend
         self.weights = weights
         self.kv_pool = kv_pool
-        self.host = host  # where evicted pages go, if they are kept
-        self._swapped = 0  # the step whose swap-outs were made last
+        self.tiers = tiers  # where evicted pages go, if they are kept
         self.num_groups = num_groups
         self._slots: dict[int, Slot] = {}
         self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
@@ -94,8 +93,8 @@ class ModelRunner:
         for slot in decision.freed_slots:
             self._slots.pop(slot, None)
             self._changing.pop(slot, None)
-        if decision.swap_outs or decision.swap_ins:
-            self._swap(decision)
+        if self.tiers is not None:
+            self.tiers.swap(decision)
         if decision.copies:
             self.backend.copy_pages(self.kv_pool, [(copy.source, copy.target) for copy in decision.copies])
         if not decision.rows:
@@ -103,17 +102,6 @@ class ModelRunner:
         rows = decision.rows if isinstance(decision.rows, StepRows) else _as_others(decision.rows)
         drawn = self._draw(rows)
         return StepResult(decision.step, self._answer(tuple(rows)) if drawn is None else drawn)
-
-    def _swap(self, decision: ScheduleDecision) -> None:
-        """What leaves, then what returns. A decision that is sent again finds its evicted pages overwritten: what left
-        has left. Raises ``CorruptPages`` before anything else is written."""
-        outs = [(move.source, move.target) for move in decision.swap_outs]
-        if outs and decision.step != self._swapped:
-            self.backend.swap_out(self.kv_pool, self.host, outs)
-            self._swapped = decision.step
-        if decision.swap_ins:
-            ins = [(move.source, move.target) for move in decision.swap_ins]
-            self.backend.swap_in(self.kv_pool, self.host, ins)
 
     # -- one call for everything: the backend draws as it computes
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from octavo.core.gap import GapControl
+from octavo.core.host_tier import HostTier
 from octavo.engine.core import EngineCore
+from octavo.engine.tiers import Tiers
 
 __all__ = ["engine_stats"]
 
@@ -31,13 +33,37 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
         "steps": metrics.num_steps,
         "rollbacks": metrics.num_failed_steps,
         "preemptions": metrics.preemptions,
+        "preemptions_swap": metrics.swapped,
+        "preemptions_recompute": metrics.preemptions - metrics.swapped,
         "scheduled_tokens": metrics.scheduled_tokens,
         "output_tokens": metrics.output_tokens,
         "token_gaps_above_bound": metrics.gaps.num_above,
         **({} if scheduler.gap is None else gap_stats(scheduler.gap)),
         "prefix_queries_tokens": prefix.query_units,
         "prefix_hit_tokens": prefix.hit_units,
+        **({} if core.tiers is None else tier_stats(core.tiers, core.kv.host)),
     }
+
+
+def tier_stats(tiers: Tiers, host: HostTier) -> Mapping[str, float]:
+    """What host memory and disk hold, what moved, and what did not come back."""
+    disk, size = tiers.disk, tiers.host.page_bytes
+    in_memory, on_disk = host.num_used
+    told: dict[str, float] = {
+        "host_pages_total": host.num_pages,
+        "host_pages_used": in_memory,
+        "host_bytes_out": size * tiers.pages_out,
+        "host_bytes_in": size * tiers.pages_in,
+        "tier_queries_tokens": host.stats.query_units,
+        "tier_hit_tokens": host.stats.hit_units,
+        "restore_failures/memory": tiers.pages_bad,
+    }
+    if disk is None:
+        return told
+    told |= {"disk_pages_total": host.disk_pages, "disk_pages_used": on_disk}
+    told |= {"disk_bytes_out": size * disk.pages_written, "disk_bytes_in": size * disk.pages_read}
+    told |= {f"restore_failures/{reason}": count for reason, count in list(disk.failures.items())}
+    return told | {f"disk_write_failures/{reason}": count for reason, count in list(disk.write_failures.items())}
 
 
 def gap_stats(gap: GapControl) -> Mapping[str, float]:

@@ -58,11 +58,26 @@ _GAUGES = {
     "token_gap_p50_s": ("octavo:token_gap_p50_seconds", "Median gap between two tokens of a choice, in the engine."),
     "token_gap_p99_s": ("octavo:token_gap_p99_seconds", "The gap that 1% are above."),
     "token_gap_p999_s": ("octavo:token_gap_p999_seconds", "The gap that 0.1% are above."),
+    "host_pages_total": ("octavo:host_pages_total", "Pages of the host tier in memory."),
+    "host_pages_used": ("octavo:host_pages_used", "Those of them that hold something."),
+    "disk_pages_total": ("octavo:disk_pages_total", "Pages of the disk tier."),
+    "disk_pages_used": ("octavo:disk_pages_used", "Those of them that hold something."),
     "gap_bound_s": ("octavo:token_gap_bound_seconds", "--max-token-gap-ms."),
     "gap_margin_s": ("octavo:token_gap_margin_seconds", "Kept free of each step for what its forecast misses."),
 }
 _COUNTERS = {
     "preemptions": ("vllm:num_preemptions", "Sequences that lost their pages to another."),
+    "preemptions_swap": ("octavo:preemptions_swap", "Those of them whose pages went to the host tier."),
+    "preemptions_recompute": ("octavo:preemptions_recompute", "Those of them that compute their tokens again."),
+    "tier_queries_tokens": (
+        "vllm:external_prefix_cache_queries",
+        "Tokens looked up in the host and disk tiers: those that the prefix cache did not have.",
+    ),
+    "tier_hit_tokens": ("vllm:external_prefix_cache_hits", "Tokens that came back from the host and disk tiers."),
+    "host_bytes_out": ("octavo:host_bytes_out", "Bytes that left the page pool for host memory."),
+    "host_bytes_in": ("octavo:host_bytes_in", "Bytes that came back from host memory."),
+    "disk_bytes_out": ("octavo:disk_bytes_out", "Bytes of pages written to disk."),
+    "disk_bytes_in": ("octavo:disk_bytes_in", "Bytes of pages that came back from disk."),
     "prefix_queries_tokens": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_hit_tokens": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "steps": ("octavo:steps", "Steps of the engine."),
@@ -72,6 +87,13 @@ _COUNTERS = {
     "gap_tokens_held_back": ("octavo:gap_tokens_held_back", "Prompt tokens that such steps left to later ones."),
     "gap_seconds_lost": ("octavo:gap_seconds_lost", "What the bound costs: seconds that larger chunks would save."),
     "rollbacks": ("octavo:rollbacks", "Steps that were rolled back."),
+}
+
+
+# statistics by reason, "name/reason" in the engine
+_BY_REASON = {
+    "restore_failures": ("octavo:restore_failures", "Pages that did not come back from a tier, by reason."),
+    "disk_write_failures": ("octavo:disk_write_failures", "Pages that were not written to disk, by reason."),
 }
 
 
@@ -89,6 +111,7 @@ class _EngineCollector(Collector):
         stats = self._engine.stats()
         yield from self._families(stats, _GAUGES, GaugeMetricFamily)
         yield from self._families(stats, _COUNTERS, CounterMetricFamily)
+        yield from self._by_reason(stats)
         total = stats.get("pages_total", 0)
         if total:
             free = stats.get("pages_free", 0) + stats.get("pages_cached", 0)
@@ -97,6 +120,15 @@ class _EngineCollector(Collector):
             )
             family.add_metric([self._model], 1 - free / total)
             yield family
+
+    def _by_reason(self, stats: Mapping[str, float]) -> Iterable[Metric]:
+        for key, (name, text) in _BY_REASON.items():
+            family = CounterMetricFamily(name, text, labels=["model_name", "reason"])
+            counted = {told: count for told, count in stats.items() if told.startswith(key + "/")}
+            for told, count in counted.items():
+                family.add_metric([self._model, told.partition("/")[2]], float(count))
+            if counted:
+                yield family
 
     def _families(
         self,
