@@ -103,14 +103,20 @@ static void test_product(const Kernels* k, int fmt, Random& rng, int64_t n, int6
   CHECK(ok);
 }
 
+// Times 2^exponent, and 16 more octaves: numbers or products that are denormal here and there.
+static void spread(std::vector<float>& x, Random& rng, int exponent) {
+  for (float& v : x) v = exponent ? ldexpf(v, exponent + (int)rng.between(-8, 8)) : v;
+}
+
 // Rows alone, in every number, from every offset, and by ranges of panels: the same bits.
-static void test_bits(const Kernels* k, int fmt, Random& rng, int64_t n, int64_t depth) {
+static void test_bits(const Kernels* k, int fmt, Random& rng, int64_t n, int64_t depth, int w_exponent = 0, int x_exponent = 0) {
   const int64_t rows = 64;
   Matrix m(k, fmt, n, depth);
   Operands a(k, fmt, depth, rows);
   std::vector<float> w((size_t)(n * depth)), x((size_t)(rows * depth));
   rng.fill(w, 0.05f);
   rng.fill(x);
+  spread(w, rng, w_exponent), spread(x, rng, x_exponent);
   k->pack(&m.m, m.memory.p, 0, m.m.panels, w.data(), nullptr);
   for (int64_t r = 0; r < rows; r++) k->quantize(&a.a, r, r + 1, x.data(), depth, nullptr, nullptr);
   std::vector<float> alone((size_t)(rows * n));
@@ -301,6 +307,7 @@ int main(int argc, char** argv) {
       test_product(k, fmt, rng, 64, 256, 6);
       for (int i = 0; i < 6; i++) test_product(k, fmt, rng, rng.between(1, 200), rng.between(1, 400), rng.between(1, 21));
       test_bits(k, fmt, rng, rng.between(65, 300), rng.between(60, 500));
+      if (fmt == FMT_BF16) test_bits(k, fmt, rng, 40, 90, -60, -68), test_bits(k, fmt, rng, 40, 90, 20, -126);
       for (int i = 0; i < 3; i++) test_epilogues(k, fmt, rng);
       test_blocks(k, fmt, rng, rng.between(17, 80), rng.between(1500, 1900), EPI_ADD);
       test_blocks(k, fmt, rng, 272, rng.between(60, 200), EPI_STORE);
