@@ -13,12 +13,12 @@ from octavo.core.policies import PolicySettings
 
 def play(
     policy: str, arrivals: Sequence[Mapping[str, Any]], *, slots: int = 1, settings: PolicySettings | None = None,
-    pages: int = 64, chunk: int = 8, least: float = 0.0,
+    pages: int = 64, chunk: int = 8, least: float = 0.0, host: int = 0, disk: int = 0,
 ) -> str:  # fmt: skip
     """What each step does, and who ends how. An arrival is a request by its fields, and its step."""
     bench = Bench(
-        make_kv(pages, 4), policy=policy, policies=settings or PolicySettings(), max_running_requests=slots,
-        max_prefill_chunk=chunk, max_batched_tokens=16,
+        make_kv(pages, 4, host_pages=host, disk_pages=disk), policy=policy, policies=settings or PolicySettings(),
+        max_running_requests=slots, max_prefill_chunk=chunk, max_batched_tokens=16,
     )  # fmt: skip
     bench.scheduler._planner.least_seconds = lambda branch: least * branch.num_missing_tokens
     left, lines, step = [dict(arrival) for arrival in arrivals], [], 0
@@ -34,6 +34,14 @@ def play(
 def _step(bench: Bench, step: int) -> list[str]:
     decision = bench.scheduler.step(16, float(step))
     parts = [f"{gone.request_id} gives way ({gone.reason})" for gone in decision.preemptions]
+    from_disk = sum(move.source >= bench.kv.host.num_pages for move in decision.swap_ins) if decision.swap_ins else 0
+    moves = {
+        "to disk": len(decision.sinks),
+        "to memory": len(decision.swap_outs),
+        "back from memory": len(decision.swap_ins) - from_disk,
+        "back from disk": from_disk,
+    }
+    parts += [f"{count} page{'s' * (count > 1)} {what}" for what, count in moves.items() if count]
     parts += [f"{row.request_id} {row.reason}" for row in decision.rows]
     ends = [event for event in bench.scheduler.drain_events() if event.kind.value == "choice_end"]
     parts += [f"{end.request_id} ends: {end.finish_reason}{_why(end.error)}" for end in ends]
@@ -75,6 +83,11 @@ EXAMPLES = {
     ),
     "prefix": lambda: play("prefix", [shared("A1", 1, 7), shared("B1", 2, 7), shared("A2", 1, 8), shared("B2", 2, 8)]),
     "shortest": lambda: play("shortest", [request("A", 4, 6), request("B", 6, 1), request("C", 2, 1)]),
+    "swap": lambda: play(
+        "fcfs",
+        [request("A", 8, 9), request("B", 8, 9), request("C", 16, 2), {**request("A", 8, 2), "request_id": "A again"}],
+        slots=2, pages=6, host=1, disk=9,
+    ),
     "priority,fair": lambda: play(
         "priority,fair",
         [

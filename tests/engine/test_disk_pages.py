@@ -21,8 +21,9 @@ from octavo.core.errors import CorruptPages, InvalidInput
 from octavo.core.host_tier import SavedColumn
 from octavo.engine import disk_pages
 from octavo.engine.disk_index import Unusable, decode_index, encode_index
-from octavo.engine.disk_pages import QUEUED_PAGES, TAIL_BYTES, DiskPages
+from octavo.engine.disk_pages import TAIL_BYTES, DiskPages, buffered_pages
 
+QUEUED_PAGES = 32
 PAGE, LAYOUT = 48, b"model 1"
 NAMES = ("octavo-kv.index", "octavo-kv.lock", "octavo-kv.pages")
 
@@ -314,6 +315,7 @@ def test_a_full_queue_loses_what_comes_then(start: Any) -> None:
     disk = start(num_pages=100)
     gate = threading.Event()
     disk._todo.put(gate.wait)
+    disk.queued_pages = QUEUED_PAGES
     for page in range(QUEUED_PAGES + 3):
         disk.write(page, memoryview(content(page)))
     lost = [QUEUED_PAGES, QUEUED_PAGES + 1, QUEUED_PAGES + 2]
@@ -322,6 +324,10 @@ def test_a_full_queue_loses_what_comes_then(start: Any) -> None:
     gate.set()
     settle(disk)
     assert bad_of(disk, list(range(QUEUED_PAGES))) == []
+
+
+def test_the_queue_is_bounded_by_bytes() -> None:
+    assert buffered_pages(1 << 20) == 64 + 6 and buffered_pages(1 << 30) == 1 + 6
 
 
 def test_a_disk_that_hangs_is_not_waited_for(start: Any, monkeypatch: Any) -> None:

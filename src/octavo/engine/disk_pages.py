@@ -27,11 +27,10 @@ from octavo.core.host_tier import HostTier, SavedColumn
 from octavo.engine.disk_files import DiskFiles, is_full
 from octavo.engine.disk_index import STAMP, Unusable, decode_index, encode_index
 
-__all__ = ["BUFFERED_PAGES", "TAIL_BYTES", "DiskPages"]
+__all__ = ["TAIL_BYTES", "DiskPages", "buffered_pages"]
 
-QUEUED_PAGES = 32  # that wait to be written, and are in memory until then
+QUEUED_BYTES = 64 << 20  # of pages that wait to be written, and are in memory until then
 _AHEAD = 4  # pages that are read ahead of the step that takes them
-BUFFERED_PAGES = QUEUED_PAGES + _AHEAD + 2
 _TAIL = struct.Struct(f"<{STAMP}sI")
 TAIL_BYTES = _TAIL.size
 _CLOSE_WAIT = 10.0  # seconds
@@ -59,6 +58,7 @@ class DiskPages:
     ) -> None:
         self.folder, self.num_pages, self.page_bytes, self.wait_s = folder, num_pages, page_bytes, wait_s
         self._layout, self._say = layout, say
+        self.queued_pages = _queued_pages(page_bytes)
         self.failures: dict[str, int] = {}
         self.write_failures: dict[str, int] = {}
         self.refused: str | None = None  # why what was there is of no use
@@ -86,7 +86,7 @@ class DiskPages:
             self._pending.pop(page, None)
             if time.monotonic() < self._resume_at:
                 self._lose(page, "paused")
-            elif len(self._pending) >= QUEUED_PAGES:
+            elif len(self._pending) >= self.queued_pages:
                 self._lose(page, "queue")
             else:
                 copy = self._pending[page] = bytes(data)
@@ -265,6 +265,15 @@ class DiskPages:
         if gone:
             self._say(f"disk tier {self.folder}: its page file is cut off; {len(gone)} pages are not there")
         return [c if all(page in self._stamps for page in c.pages) else c._replace(pages=()) for c in columns]
+
+
+def buffered_pages(page_bytes: int) -> int:
+    """Pages that are in memory at most on their way to disk and back."""
+    return _queued_pages(page_bytes) + _AHEAD + 2
+
+
+def _queued_pages(page_bytes: int) -> int:
+    return max(1, QUEUED_BYTES // page_bytes)
 
 
 def _count(counts: dict[str, int], reason: str) -> None:

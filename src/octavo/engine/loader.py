@@ -21,7 +21,7 @@ from octavo.core.facts import scheduler_facts
 from octavo.core.scheduler import SchedulerConfig
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.disk_pages import BUFFERED_PAGES, TAIL_BYTES, DiskPages
+from octavo.engine.disk_pages import TAIL_BYTES, DiskPages, buffered_pages
 from octavo.engine.fixture import load_fixture
 from octavo.engine.formats import resolve_auto
 from octavo.engine.identity import model_digest
@@ -186,7 +186,9 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
         max_sequences=config.max_running_requests,
         kv_memory=config.kv_bytes,
         host_memory=config.host_kv_bytes,
-        disk_buffers=BUFFERED_PAGES if config.disk_kv else 0,
+        disk_buffers=min(buffered_pages(needs.page_bytes), config.host_kv_bytes // needs.page_bytes)
+        if config.disk_kv
+        else 0,
         memory_fraction=config.memory_fraction,
         default_cap=DEFAULT_KV_CAP,
         available=available_memory(),
