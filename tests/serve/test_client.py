@@ -61,6 +61,18 @@ def test_an_answer_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None
     assert usage.prompt_tokens == whole.usage.prompt_tokens
 
 
+def test_responses_are_kept_and_gone_on_with(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 16}
+    first = client.responses.create(input=FRANCE[0]["content"], **asked)
+    assert "Paris" in first.output_text and client.responses.retrieve(first.id).output_text == first.output_text
+    second = client.responses.create(input="And of Italy?", previous_response_id=first.id, **asked)
+    turns = [*FRANCE, {"role": "assistant", "content": first.output_text}, {"role": "user", "content": "And of Italy?"}]
+    made = client.chat.completions.create(model=MODEL, messages=turns, temperature=0, max_tokens=16)
+    assert second.output_text == made.choices[0].message.content
+    with client.responses.stream(input=FRANCE[0]["content"], **asked) as stream:
+        assert stream.until_done().get_final_response().output_text == first.output_text
+
+
 def test_anthropics_client_gets_the_same_answer(server: LiveServer, client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": FRANCE, "max_tokens": 16, "extra_body": {"temperature": 0}}
     text = client.chat.completions.create(**asked).choices[0].message.content

@@ -87,12 +87,12 @@ def test_options_reach_the_engine() -> None:
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_those_of_the_tokens(path: str, stream: bool) -> None:
-    body = {"logprobs": True, "top_logprobs": 1, "stream": stream, "options": {"num_predict": 8}}
+    body = {"logprobs": True, "top_logprobs": 1, "stream": stream}
     asked = {**body, **HELLO} if path == CHAT else {**body, "prompt": "hé"}
     response = post(path, asked)
     found = [line.get("logprobs", []) for line in (lines(response) if stream else [response.json()])]
     spelled = [entry for part in found for entry in part]
-    assert bytes(byte for entry in spelled for byte in entry["bytes"]) == ANSWER.encode()[:8]
+    assert bytes(byte for entry in spelled for byte in entry["bytes"]) == ANSWER.encode() + b"<eos>"
     assert all(len(entry["top_logprobs"]) == 1 and entry["logprob"] == -0.25 for entry in spelled)
     raw = {**body, "prompt": "hi", "raw": True, "stream": False}
     assert len(post(GENERATE, raw).json()["logprobs"]) == len("HI ✓".encode()) + 1
@@ -137,8 +137,9 @@ def refused(status: int, response: httpx.Response) -> str:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"options": {"temperature": -1}}, "options.temp"), ({"options": {"num_predict": 999}}, "options.num_predict"),
-    ({"options": {"stop": [""]}}, "options.stop"), ({"options": {"top_k": "x"}}, "options.top"), ({"options": 1}, "op"),
+    ({"options": {"stop": [""]}}, "options.stop"), ({"options": {"min_p": "x"}}, "options.min"), ({"options": 1}, "op"),
     ({"options": {"mirostat": 2}}, "options.mirostat"), ({"format": "json"}, "format"), ({"think": True}, "think"),
+    ({"options": {"repeat_penalty": "x"}}, "options.repeat_penalty"),
     ({"tools": [{}]}, "tools"), ({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "messages[0]"),
     ({"top_logprobs": 2}, "top_logprobs"), ({"messages": [{"role": "x"}]}, "messages[0]"), ({"messages": 1}, "mess"),
     ({"options": {"num_predict": 5, "max_tokens": 6}}, "options.max_tokens"),

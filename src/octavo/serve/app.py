@@ -11,8 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.serve.apis import anthropic, ollama, openai, probes, requests, tokens
+from octavo.serve.apis import anthropic, ollama, openai, probes, requests, responses, tokens
 from octavo.serve.apis.ollama_answers import OLLAMA
+from octavo.serve.apis.response_answers import RESPONSES
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError
@@ -21,8 +22,12 @@ from octavo.serve.port import EnginePort
 
 __all__ = ["create_app"]
 
-_APIS = (openai, anthropic, ollama, requests, tokens, probes)
-_DIALECTS = (("/v1/messages", anthropic.ANTHROPIC), ("/api/", OLLAMA))  # by the beginning of a path
+_APIS = (openai, responses, anthropic, ollama, requests, tokens, probes)
+_DIALECTS = (
+    ("/v1/messages", anthropic.ANTHROPIC),
+    ("/api/", OLLAMA),
+    ("/v1/responses", RESPONSES),
+)  # by the beginning of a path
 
 
 def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy: str = "fcfs") -> Starlette:

@@ -44,6 +44,8 @@ class ServeConfig:
     max_tenant_tokens: int = _flag(0, "Prompt tokens of one API key that may wait at once; 0: any number.")
     max_first_token_s: float = _flag(0.0, "Refuse what would wait longer for its first token, in seconds; 0: never.")
     max_request_memory: str = _flag("512MiB", "Memory that tokens and logprobs of requests inside may come to take.")
+    max_stored_responses: int = _flag(1024, "Most responses that are kept to be asked for again; 0: none.")
+    max_stored_bytes: int = _flag(64 << 20, "Most bytes of kept responses and what they were made from.")
     body_timeout: float = _flag(30.0, "Seconds that a client may take to send its body.")
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
     ready_timeout: float = _flag(30.0, "Seconds without a step, while there is work, after which it is not ready.")
@@ -71,7 +73,14 @@ class ServeConfig:
         ):
             if getattr(self, name) < 1:
                 raise InvalidInput(name, getattr(self, name), "give a number of at least 1")
-        for name in ("max_waiting", "max_queued_tokens", "max_tenant_waiting", "max_tenant_tokens"):
+        for name in (
+            "max_waiting",
+            "max_queued_tokens",
+            "max_tenant_waiting",
+            "max_tenant_tokens",
+            "max_stored_responses",
+            "max_stored_bytes",
+        ):
             if getattr(self, name) < 0:
                 raise InvalidInput(name, getattr(self, name), "give a number of at least 0")
         if not 0 <= self.max_first_token_s < float("inf"):

@@ -54,13 +54,13 @@ class Dialect:
 
     def error_response(self, error: ApiError) -> Any:
         """The error as an HTTP answer."""
-        return error.response(msgspec.json.encode(self.error_body(self._blamed(error))))
+        return error.response(msgspec.json.encode(self.error_body(self.blamed(error))))
 
     def error_frame(self, error: ApiError) -> bytes:
         """The error inside a stream."""
-        return self.frame(self.error_body(self._blamed(error)))
+        return self.frame(self.error_body(self.blamed(error)))
 
-    def _blamed(self, error: ApiError) -> ApiError:
+    def blamed(self, error: ApiError) -> ApiError:
         """The error with the parameter's name as this API's clients know it."""
         name = self.theirs.get(error.param or "")
         if name is None or error.param is None:

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -89,10 +89,13 @@ class Front:
         self.admission = Admission(config.limits(), engine, self.metrics.saw_first_token)
         self.ledger = Ledger()
         self.started = int(time.time())
+        self._unseen: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
 
     def close(self) -> None:
         """Nothing more will be asked."""
+        for task in self._unseen:
+            task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def in_thread(self, function: Callable[..., _Result], *args: Any) -> _Result:
@@ -155,25 +158,14 @@ class Front:
         refusal = self.admission.refusal(Ask("", 1))
         return None if refusal is None else refusal.message
 
+    def tenant(self, http: Request) -> str:
+        """Whose request it is."""
+        return tenant_of(_credentials(http))
+
     async def serve(self, http: Request, order: Order) -> Any:
-        """Hold a place, make token ids, and run the engine while the client is there: as a stream, or whole."""
-        params = order.params
-        sequences = order.num_prompts * params.n
-        if sequences > self.config.max_prompts:
-            raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
-        if order.body.priority and "priority" not in self.policy.split(","):
-            note(order.warnings, "priority", _NO_PRIORITY)
-        request_id = request_id_of(http, order.body.request_id)
-        tenant = tenant_of(_credentials(http))
+        """Run the engine while the client is there: as a stream, or whole."""
         with ExitStack() as places:
-            entry = places.enter_context(self.ledger.running(request_id))
-            self.admission.check(Ask(tenant, sequences))  # before work is done for it
-            prompts = await self.in_thread(order.encode, order.body, self.engine, self.config)
-            fit_context(prompts, params, self.engine, order.param)
-            ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms))
-            visit = places.enter_context(self.admission.enter(ask))
-            reply = self._reply(order, request_id, prompts, tenant, visit)
-            entry.job = reply.job
+            reply = await self.admitted(http, order, places)
             if order.body.stream:
                 stream = order.events(self.engine, reply, self.metrics)
                 close = places.pop_all().close
@@ -182,6 +174,31 @@ class Front:
             return await self.in_thread(
                 lambda: json_response(order.whole(self.engine, reply, choices), reply.headers())
             )
+
+    async def admitted(self, http: Request, order: Order, places: ExitStack) -> Reply:
+        """A request with its token ids and its places, which ``places`` gives back. Raises ``ApiError``."""
+        params = order.params
+        sequences = order.num_prompts * params.n
+        if sequences > self.config.max_prompts:
+            raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
+        if order.body.priority and "priority" not in self.policy.split(","):
+            note(order.warnings, "priority", _NO_PRIORITY)
+        request_id, tenant = request_id_of(http, order.body.request_id), self.tenant(http)
+        entry = places.enter_context(self.ledger.running(request_id))
+        self.admission.check(Ask(tenant, sequences))  # before work is done for it
+        prompts = await self.in_thread(order.encode, order.body, self.engine, self.config)
+        fit_context(prompts, params, self.engine, order.param)
+        ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms))
+        visit = places.enter_context(self.admission.enter(ask))
+        reply = self._reply(order, request_id, prompts, tenant, visit)
+        entry.job = reply.job
+        return reply
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what no client waits for, until the end of the application."""
+        task = asyncio.ensure_future(work)
+        self._unseen.add(task)
+        task.add_done_callback(self._unseen.discard)
 
     def _reply(self, order: Order, request_id: str, prompts: Sequence[Prompt], tenant: str, visit: Visit) -> Reply:
         body = order.body

@@ -39,12 +39,20 @@ class Job:
     output_tokens: dict[int, int] = field(default_factory=dict)  # index -> tokens so far
     started: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
+    interrupt: Callable[[ApiError], None] | None = None  # while it runs: ends it
+    cancelled: bool = False
     outcome: str = "cancelled"  # unless it comes to an end: "finished", or "error"
 
     @property
     def num_choices(self) -> int:
         """Choices of all prompts."""
         return len(self.prompts) * self.params.n
+
+    def cancel(self) -> None:
+        """End it with an error, now or as soon as it runs."""
+        self.cancelled = True
+        if self.interrupt is not None:
+            self.interrupt(ApiError(409, "The request was cancelled.", code="cancelled"))
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -92,13 +100,16 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
     """(index, delta) of all choices as they come. Closing it cancels everything. Raises ``ApiError``."""
     queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
     tasks = [asyncio.ensure_future(_pump(engine, job, i, queue, metrics)) for i in range(len(job.prompts))]
-    timer = asyncio.get_running_loop().call_later(job.timeout, queue.put_nowait, (-1, _timed_out(job.timeout)))
+    job.interrupt = lambda error: queue.put_nowait((-1, error))
+    timer = asyncio.get_running_loop().call_later(job.timeout, job.interrupt, _timed_out(job.timeout))
+    if job.cancelled:
+        job.cancel()
     open_prompts = len(tasks)
     try:
         while open_prompts:
             prompt, item = await queue.get()
             if isinstance(item, Exception):
-                job.outcome = "error"
+                job.outcome = "cancelled" if job.cancelled else "error"
                 raise _as_api_error(item) from item
             if item is None:
                 open_prompts -= 1

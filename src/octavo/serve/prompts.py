@@ -183,16 +183,15 @@ def _check_chars(param: str, count: int, engine: EnginePort, config: ServeConfig
         raise invalid(param, message, code="context_length_exceeded")
 
 
-def checked_messages(raw: Any) -> list[dict[str, Any]]:
-    """The turns as a template sees them, at least one. Raises ``ApiError`` 400 naming the turn."""
+def checked_messages(raw: Any, *, where: str = "messages", first: int = 0) -> list[dict[str, Any]]:
+    """The turns as a template sees them, at least one. Raises ``ApiError`` 400, naming ``where[first + i]``."""
     if raw is UNSET or not raw:
         raise invalid("messages", "is missing or empty; give at least one message with role and content")
-    return [_message(index, item) for index, item in enumerate(raw)]
+    return [_message(f"{where}[{index}]", item) for index, item in enumerate(raw, first)]
 
 
-def _message(index: int, raw: dict[str, Any]) -> dict[str, Any]:
+def _message(where: str, raw: dict[str, Any]) -> dict[str, Any]:
     """One turn as the template sees it: role, content as one text, and a name if given."""
-    where = f"messages[{index}]"
     for key, value in raw.items():
         if key in _NO_TEXT and value:
             raise _bad(where, f"{key} is not supported; send the turn as text")

@@ -1,0 +1,210 @@
+"""A response of OpenAI's, whole, streamed or unseen; kept while and after it runs, if it is to be kept.
+
+created  in_progress  output_item.added  content_part.added  output_text.delta*
+output_text.done  content_part.done  output_item.done  completed | incomplete | (error  failed)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.serve.answers import Reply
+from octavo.serve.apis.response_store import ResponseStore, StoredResponse, Turn
+from octavo.serve.dialects import Dialect, named_event
+from octavo.serve.errors import ApiError
+from octavo.serve.generate import Choice, collect, run
+from octavo.serve.logprobs import chat_logprobs
+from octavo.serve.metrics import Metrics
+from octavo.serve.port import EnginePort
+
+__all__ = ["RESPONSES", "Exchange", "input_items", "response_events", "response_whole", "run_unseen"]
+
+RESPONSES = Dialect(
+    ApiError.body,
+    lambda body: named_event({"type": "error", **body["error"]}),
+    theirs={"max_tokens": "max_output_tokens", "messages": "input"},
+)
+
+
+@dataclass
+class Exchange:
+    """A request for a response: its body, its turns (without instructions), and where its response is kept."""
+
+    request: Any
+    turns: list[Turn]
+    store: ResponseStore | None
+    stored: StoredResponse | None = None
+
+    def begin(self, reply: Reply) -> StoredResponse:
+        """The response as it starts."""
+        body = _body(reply, "in_progress", [])
+        self.stored = StoredResponse(reply.job.tenant, body, self.turns, reply.job.cancel)
+        if self.store is not None:
+            self.store.keep(self.stored)
+        return self.stored
+
+    def end(self, body: dict[str, Any], text: str) -> None:
+        """The response as it ended."""
+        stored = self.stored
+        if stored is None:
+            return
+        kept = self.store is not None and self.store.holds(stored)
+        stored.body, stored.stop = body, None
+        stored.turns = [*stored.turns, {"role": "assistant", "content": text}]
+        if kept and self.store is not None:
+            self.store.keep(stored)
+
+
+def response_whole(engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The whole answer, kept. Costs what its logprobs cost."""
+    choice = choices[0]
+    exchange: Exchange = reply.request
+    if exchange.stored is None:
+        exchange.begin(reply)
+    body = _ended(engine, reply, choice)
+    exchange.end(body, "".join(choice.text))
+    return body
+
+
+async def run_unseen(engine: EnginePort, reply: Reply, metrics: Metrics, close: Callable[[], object]) -> None:
+    """Make a response that nobody waits for."""
+    try:
+        response_whole(engine, reply, await collect(engine, reply.job, metrics))
+    except ApiError as error:
+        reply.request.end(_failed(reply, error), "")
+    finally:
+        close()
+
+
+async def response_events(engine: EnginePort, reply: Reply, metrics: Metrics) -> AsyncGenerator[bytes, None]:
+    """The stream. One that its client leaves is kept as cancelled."""
+    events, exchange, choice = _Events(), reply.request, Choice()
+    started = exchange.begin(reply).body
+    body = {**started, "status": "cancelled"}
+    try:
+        for kind in ("created", "in_progress"):
+            yield events.make(kind, response=started)
+        yield events.make("output_item.added", output_index=0, item=_item(reply, "in_progress", []))
+        yield events.make("content_part.added", **_place(reply), part=_part("", []))
+        async with aclosing(run(engine, reply.job, metrics)) as deltas:
+            async for _, delta in deltas:
+                choice.add(delta)
+                shown = _logprobs(engine, reply, delta.logprobs or ())
+                if delta.text or shown:
+                    yield events.make("output_text.delta", **_place(reply), delta=delta.text, logprobs=shown)
+        body = _ended(engine, reply, choice)
+        item, text = body["output"][0], "".join(choice.text)
+        part = item["content"][0]
+        yield events.make("output_text.done", **_place(reply), text=text, logprobs=part["logprobs"])
+        yield events.make("content_part.done", **_place(reply), part=part)
+        yield events.make("output_item.done", output_index=0, item=item)
+    except ApiError as error:
+        error, body = RESPONSES.blamed(error), _failed(reply, error)
+        if body["status"] == "failed":
+            yield events.make("error", code=error.code, message=error.message, param=error.param)
+    finally:
+        exchange.end(body, "".join(choice.text))
+    yield events.make(_LAST.get(body["status"], "incomplete"), response=body)
+
+
+_LAST = {"completed": "completed", "failed": "failed"}
+
+
+class _Events:
+    """Numbers the events of one stream."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def make(self, kind: str, **values: Any) -> bytes:
+        self._number += 1
+        name = kind if kind == "error" else f"response.{kind}"
+        return named_event({"type": name, "sequence_number": self._number, **values})
+
+
+def _place(reply: Reply) -> dict[str, Any]:
+    return {"item_id": _item_id(reply), "output_index": 0, "content_index": 0}
+
+
+def _item_id(reply: Reply) -> str:
+    return f"msg_{reply.request_id}"
+
+
+def _item(reply: Reply, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": _item_id(reply), "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def _part(text: str, logprobs: list[Any]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _logprobs(engine: EnginePort, reply: Reply, entries: Sequence[Any]) -> list[Any]:
+    wanted = reply.job.params.logprobs is not None and entries
+    return list(chat_logprobs(engine.tokenizer, entries)["content"]) if wanted else []
+
+
+def _ended(engine: EnginePort, reply: Reply, choice: Choice) -> dict[str, Any]:
+    status = "incomplete" if choice.finish_reason == "length" else "completed"
+    part = _part("".join(choice.text), _logprobs(engine, reply, choice.logprobs))
+    body = _body(reply, status, [_item(reply, status, [part])])
+    if status == "incomplete":
+        body["incomplete_details"] = {"reason": "max_output_tokens"}
+    return body
+
+
+def _failed(reply: Reply, error: ApiError) -> dict[str, Any]:
+    if error.code == "cancelled":
+        return _body(reply, "cancelled", [])
+    return {**_body(reply, "failed", []), "error": {"code": error.code or "server_error", "message": error.message}}
+
+
+def _body(reply: Reply, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    """The response object, echoing what was asked for."""
+    asked, usage = reply.request.request, reply.job.usage()
+    counted = {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total_tokens,
+    }
+    echoed = ("instructions", "max_output_tokens", "previous_response_id", "top_logprobs")
+    return {
+        "id": reply.answer_id,
+        "object": "response",
+        "created_at": reply.created,
+        "status": status,
+        **{name: getattr(asked, name) for name in echoed},
+        "background": bool(asked.background),
+        "store": asked.store is not False,
+        "model": reply.model,
+        "error": None,
+        "incomplete_details": None,
+        "output": output,
+        "metadata": asked.metadata or {},
+        "temperature": reply.job.params.temperature,
+        "top_p": reply.job.params.top_p,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "truncation": "disabled",
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": None, "summary": None},
+        "usage": None if status in ("in_progress", "failed", "cancelled") else counted,
+        **({"warnings": reply.warnings} if reply.warnings else {}),
+    }
+
+
+def input_items(stored: StoredResponse) -> dict[str, Any]:
+    """The turns that a response was made from, as a list of items."""
+    turns = stored.turns if stored.stop is not None else stored.turns[:-1]
+    items = []
+    for number, turn in enumerate(turns):
+        kind = "output_text" if turn["role"] == "assistant" else "input_text"
+        content = [{"type": kind, "text": turn["content"]}]
+        items.append({"id": f"msg_{number}", "type": "message", "role": turn["role"], "content": content})
+    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": items, **ends, "has_more": False}
