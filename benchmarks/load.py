@@ -77,7 +77,7 @@ def _watch(seconds: dict[str, float]) -> None:
         setattr(owner, name, timed)
 
     note(loader, "_open", "files")
-    note(loader._FileSource, "_tokenizer", "tokenizer")
+    note(loader, "_tokenizer", "tokenizer")
     note(NativeModel, "load", "pack")
     note(NativeModel, "make_room", "program")
 

@@ -147,7 +147,12 @@ class Load:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process holds."""
+    """Bytes of memory that a server holds: its process and those that it started."""
+    started = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    return sum(_resident(process) for process in [str(pid), *started])
+
+
+def _resident(pid: str) -> int:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
 

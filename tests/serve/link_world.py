@@ -38,7 +38,15 @@ from octavo.serve.links.supervision import End, Kill, Rules, Start, Supervision,
 
 VOCAB, EOS, CONTEXT = 97, 5, 64
 FACTS = EngineFacts("null", "", CONTEXT, VOCAB, (EOS,), "null", True)
-RULES = Rules(silence=40.0, first_pause=1.0, longest_pause=8.0, settled=50.0, most_false_starts=10**6, drain=400.0)
+RULES = Rules(
+    silence=40.0,
+    first_word=40.0,
+    first_pause=1.0,
+    longest_pause=8.0,
+    settled=50.0,
+    most_false_starts=10**6,
+    drain=400.0,
+)
 TO_ENGINE: Link[Any, Any] = Link(ToEngine)
 FROM_ENGINE: Link[Any, Any] = Link(FromEngine)
 TO_CHILD: Link[Any, Any] = Link(ToChild)

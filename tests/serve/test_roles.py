@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -53,7 +54,7 @@ def until(condition: Any, seconds: float = 30.0) -> Any:
 
 def body(index: int) -> dict[str, Any]:
     """A request that takes a while; some have a stop string, logprobs, two choices."""
-    asked = {"prompt": "the quick brown fox"[: 3 + index], "max_tokens": 50, "seed": index, "request_id": f"r{index}"}
+    asked = {"prompt": "the quick brown fox"[: 3 + index], "max_tokens": 32, "seed": index, "request_id": f"r{index}"}
     return {**asked, **EXTRA[index], "stream": True, "return_token_ids": True, "ignore_eos": True}
 
 
@@ -89,8 +90,8 @@ async def all_streams(url: str, between: Any = None) -> list[dict[int, list[Any]
         return list(await asyncio.gather(*reading))
 
 
-def kill(server: LiveServer, seat: str) -> None:
-    os.kill(children(server.process.pid)[seat], signal.SIGKILL)
+def strike(server: LiveServer, seat: str, number: int = signal.SIGKILL) -> None:
+    os.kill(children(server.process.pid)[seat], number)
 
 
 def is_healthy(url: str) -> bool:
@@ -100,24 +101,26 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def test_every_stream_goes_on_when_the_engine_is_killed() -> None:
-    with live_server(*COMPACT) as server:
+def test_every_stream_goes_on_when_the_engine_is_killed_or_stands_still() -> None:
+    with live_server(*COMPACT, "--silence-timeout", "2") as server:
         undisturbed = asyncio.run(all_streams(server.url))
-        assert all(len(told[0][0]) == 50 or told[0][3] == ["stop", "q"] for told in undisturbed)
+        assert all(len(told[0][0]) == 32 or told[0][3] == ["stop", "q"] for told in undisturbed)
         before = children(server.process.pid)
-        for _ in range(2):
-            assert asyncio.run(all_streams(server.url, lambda: kill(server, "engine"))) == undisturbed
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            hit = partial(strike, server, "engine", number)
+            assert asyncio.run(all_streams(server.url, hit)) == undisturbed
             until(lambda: is_healthy(server.url))
         after = children(server.process.pid)
         assert after["api-0"] == before["api-0"] and after["engine"] != before["engine"]
         assert wait_idle(server.url)
+        assert [line for line in server.output if "has ended" in line] == ["engine has ended with -9\n"] * 2
 
 
 def test_what_a_dead_front_end_had_asked_for_is_cancelled() -> None:
     with live_server(*COMPACT) as server:
         engine = children(server.process.pid)["engine"]
         with pytest.raises(httpx.HTTPError):
-            asyncio.run(all_streams(server.url, lambda: kill(server, "api-0")))
+            asyncio.run(all_streams(server.url, partial(strike, server, "api-0")))
         until(lambda: is_healthy(server.url))
         assert wait_idle(server.url, 5.0)
         assert children(server.process.pid)["engine"] == engine

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.admission import Limits
 from octavo.core.errors import InvalidInput
 from octavo.engine.memory import parse_size
+from octavo.engine.threads import cpu_quota, usable_cores
 
 __all__ = ["ServeConfig"]
 
-LAYOUTS = ("single", "compact")
+LAYOUTS = ("auto", "single", "compact")
+LAYOUT_RULE = "auto: compact (engine, front end and supervisor), but single with one CPU or without Unix sockets."
 _LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -26,7 +29,7 @@ class ServeConfig:
 
     host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
-    layout: str = _flag("single", "How roles share processes: single (one), or compact (engine and front end).")
+    layout: str = _flag("auto", f"Processes: {', '.join(LAYOUTS)}. {LAYOUT_RULE}")
     served_model_name: str = _flag("", "Name that clients use for the model; default: the name it was loaded by.")
     max_body_bytes: int = _flag(4 << 20, "Largest request body; counted while reading.")
     max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
@@ -49,6 +52,7 @@ class ServeConfig:
     body_timeout: float = _flag(30.0, "Seconds that a client may take to send its body.")
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
     ready_timeout: float = _flag(30.0, "Seconds without a step, while there is work, after which it is not ready.")
+    silence_timeout: float = _flag(30.0, "Seconds without a sign of life, after which a process is started anew.")
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave an answer unread before it is cut.")
     max_connections: int = _flag(1024, "Most open connections.")
     shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
@@ -86,9 +90,24 @@ class ServeConfig:
         if not 0 <= self.max_first_token_s < float("inf"):
             raise InvalidInput("max_first_token_s", self.max_first_token_s, "give a finite number of seconds, or 0")
         parse_size(self.max_request_memory, "max_request_memory")
-        for name in ("body_timeout", "request_timeout", "ready_timeout", "stall_timeout", "shutdown_timeout"):
+        for name in (
+            "body_timeout",
+            "request_timeout",
+            "ready_timeout",
+            "silence_timeout",
+            "stall_timeout",
+            "shutdown_timeout",
+        ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")
+
+    @property
+    def resolved_layout(self) -> str:
+        """``layout``, or what `auto` stands for on this machine."""
+        if self.layout != "auto":
+            return self.layout
+        cores = min(usable_cores(), cpu_quota() or 2.0)
+        return "compact" if cores >= 2 and os.name == "posix" else "single"
 
     def limits(self) -> Limits:
         """What may be inside at once."""

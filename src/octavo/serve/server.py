@@ -19,7 +19,7 @@ def serve(engine_config: EngineConfig, config: ServeConfig, say: Callable[[str],
     """Serve until SIGINT or SIGTERM. Raises ``InvalidInput`` for a port in use or a model that cannot run."""
     listener = _listen(config)
     try:
-        _served_by(config.layout)(engine_config, config, listener, _url(listener), say)
+        _served_by(config.resolved_layout)(engine_config, config, listener, _url(listener), say)
     finally:
         listener.close()
 

@@ -180,8 +180,7 @@ class EngineSide:
             remedy = error.remedy[:_MAX_TEXT]
             self.outbox.append((epoch, Refused(message.row, error.field[:_MAX_TEXT], value, remedy)))
             return
-        run = peer.runs[message.row] = self._runs[request.request_id] = _Run(epoch, message.row, request)
-        assert run.peer in self._peers
+        peer.runs[message.row] = self._runs[request.request_id] = _Run(epoch, message.row, request)
 
     def _stop(self, peer: _Peer, message: Stop) -> None:
         for run in peer.runs.values():

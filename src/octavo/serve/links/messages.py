@@ -183,7 +183,7 @@ class Ready(_Message, tag=40):
 
 
 class Failed(_Message, tag=41):
-    """A child cannot start, for a reason that its user can mend: ``InvalidInput`` in three parts."""
+    """A child cannot start, and its user may mend that: ``InvalidInput`` in three parts; without a field, any error."""
 
     field: _Text
     value: int | float | bool | _Text | None

@@ -24,6 +24,7 @@ class Rules:
     """Times in seconds."""
 
     silence: float = 30.0  # without a word from a process, after which it counts as dead
+    first_word: float = 60.0  # the same for one that has not spoken yet
     first_pause: float = 0.1  # before a process is started for the third time in a row; the second time at once
     longest_pause: float = 5.0
     settled: float = 30.0  # a life that was ready for so long counts as a good one
@@ -184,9 +185,11 @@ class Supervision:
         return not self._draining or (seat is self._engine and any(api.epoch for api in self._apis))
 
     def _is_lost(self, seat: _Seat, now: float) -> bool:
-        since = seat.began if seat.heard is None else seat.heard
-        late = seat.state == "draining" and now - seat.began > self.rules.drain
-        return late or now - since > self.rules.silence
+        if seat.state == "draining" and now - seat.began > self.rules.drain:
+            return True
+        if seat.heard is None:
+            return now - seat.began > self.rules.first_word
+        return now - seat.heard > self.rules.silence
 
     def _pause(self, failures: int) -> float:
         if failures < 2:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from octavo.core.errors import OctavoError
 from octavo.engine.loader import load_tokenizer, seed_source
@@ -51,7 +53,7 @@ class _FrontEnd:
     async def run(self) -> int:
         """Wait for an engine, then serve until told to end."""
         self._known = asyncio.get_running_loop().create_future()
-        control = LoopSocket(self.child.control, self._told)
+        control = LoopSocket(self.child.control, partial(_or_die, self._told))
         control.send(self.child.link.pack(Beat(), self.child.epoch))
         beats = asyncio.ensure_future(self._beat())
         try:
@@ -112,7 +114,7 @@ class _FrontEnd:
             return
         child = self.child
         wire = connected(child.context, child.folder, self._up.address, child.epoch)
-        self._wire = LoopSocket(wire, self._hear)
+        self._wire = LoopSocket(wire, partial(_or_die, self._hear))
         self.engine.engine_up(self._up.epoch)
         if self.engine.side.num_resumed and not self._up.facts.exact:
             _log.warning("requests go on in another engine: with this backend their tokens may differ in near ties")
@@ -138,3 +140,13 @@ class _FrontEnd:
         if self._wire is not None:
             self._wire.close()
             self._wire = None
+
+
+def _or_die(hear: Callable[[Sequence[bytes]], None], frames: Sequence[bytes]) -> None:
+    """Take a message in. Who cannot, does not know any more what it has missed: another front end begins anew."""
+    try:
+        hear(frames)
+    except Exception:
+        _log.exception("a message could not be taken in: this front end ends")
+        logging.shutdown()
+        os._exit(1)

@@ -39,8 +39,16 @@ class Settings(msgspec.Struct):
     engine: EngineConfig
     server: ServeConfig
     listener: int = -1  # file descriptor of the listening socket, for a front end
-    beat: float = 1.0  # seconds between signs of life
-    silence: float = 30.0  # seconds without one, after which a process counts as dead
+
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life, after which a process counts as dead."""
+        return self.server.silence_timeout
+
+    @property
+    def beat(self) -> float:
+        """Seconds between signs of life."""
+        return min(1.0, self.silence / 15.0)
 
 
 class Child:
@@ -67,8 +75,11 @@ class Child:
         """It serves."""
         self.tell(Ready(facts))
 
-    def failed(self, error: InvalidInput) -> None:
+    def failed(self, error: OctavoError | OSError) -> None:
         """It cannot start, and says why."""
+        if not isinstance(error, InvalidInput):
+            self.tell(Failed("", None, _worded(error)[:4000]))
+            return
         value = error.value if isinstance(error.value, int | float | bool | str) else shorten(error.value)
         value = value[:4000] if isinstance(value, str) else value
         self.tell(Failed(error.field[:4000], value, error.remedy[:4000]))
@@ -103,14 +114,18 @@ def main(name: str) -> None:
     code = 1
     try:
         code = _role(settings.seat)(child)
-    except InvalidInput as error:
-        child.failed(error)
-        code = 2
     except (OctavoError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        child.failed(error)
+        code = 2 if isinstance(error, InvalidInput) else 1
     finally:
         child.close()
     sys.exit(code)
+
+
+def _worded(error: OctavoError | OSError) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the system'}: {error.strerror or error}"
+    return str(error)
 
 
 def _role(seat: str) -> Callable[[Child], int]:

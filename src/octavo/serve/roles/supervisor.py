@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from octavo.core.errors import InvalidInput
+from octavo.core.errors import InvalidInput, OctavoError
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.links.messages import Link, ProtocolError, ToChild, ToSupervisor
@@ -90,10 +90,10 @@ class _Shop:
 
 
 class _Supervisor:
-    def __init__(self, shop: _Shop, wakeup: socket.socket, rules: Rules | None = None) -> None:
+    def __init__(self, shop: _Shop, wakeup: socket.socket) -> None:
         self.shop, self._wakeup = shop, wakeup
-        limit = shop.config.shutdown_timeout
-        self.plan = Supervision(apis=1, rules=rules or Rules(drain=limit + 5.0))
+        rules = Rules(silence=shop.config.silence_timeout, drain=shop.config.shutdown_timeout + 5.0)
+        self.plan = Supervision(apis=1, rules=rules)
         self.link: Link[ToChild, ToSupervisor] = Link(ToSupervisor)
         self.on_serving: Callable[[], None] = lambda: None
         self._said = False  # that it serves
@@ -115,19 +115,21 @@ class _Supervisor:
         finally:
             self._kill_all()
             context.destroy(linger=0)
-        if self._end.problem is not None:
-            problem = self._end.problem
+        problem = self._end.problem
+        if problem is not None and problem.field:
             raise InvalidInput(problem.field, problem.value, problem.remedy)
+        if problem is not None:
+            raise OctavoError(problem.remedy)
         if self._end.code:
             raise SystemExit(self._end.code)
 
     def _turn(self, poller: zmq.Poller) -> None:
+        self._listen()  # before anybody is found silent: it may be we who slept
         self.plan.tick(time.monotonic())
         self._act()
         if self._end is None:
             poller.poll(_LOOK_MS if self.plan.is_serving else _LOOK_SOON_MS)
         self._hear_signals()
-        self._listen()
         self._bury()
         self._act()
 
