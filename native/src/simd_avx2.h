@@ -33,6 +33,7 @@ INL vf v_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 INL vf v_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 INL vf v_mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 INL vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
+INL vf v_over(vf a, vf b) { return v_div(a, b); }
 INL vf v_sqrt(vf a) { return _mm256_sqrt_ps(a); }
 INL vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INL vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }

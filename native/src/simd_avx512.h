@@ -30,6 +30,13 @@ INL vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 INL vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 INL vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 INL vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
+// a / b within 1.5 ulp for 1 <= b < 2^126: a line through the bits, two steps. Not vrcp14ps, whose bits are each vendor's own.
+INL vf v_over(vf a, vf b) {
+  vf r = _mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(0x7ef44000), _mm512_castps_si512(b)));
+  r = _mm512_mul_ps(r, _mm512_fnmadd_ps(b, r, _mm512_set1_ps(2.0016f)));
+  const vf e = _mm512_fnmadd_ps(b, r, _mm512_set1_ps(1.0f));
+  return _mm512_mul_ps(a, _mm512_fmadd_ps(r, _mm512_fmadd_ps(e, e, e), r));
+}
 INL vf v_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 INL vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INL vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
@@ -115,6 +122,28 @@ INL vi dot_u4(vi acc, u4_t w, vi a) {
 }
 INL vi dot_w8(vi acc, w8_t w, vi a) { return dot_u4(acc, w.mag, _mm512_mask_sub_epi8(a, w.neg, _mm512_setzero_si512(), a)); }
 #endif
+
+// ---- quantisation, sixteen vectors to one: lane g of the result is the sum or maximum of v[LANES_FROM[g]]'s lanes
+#define LANES_AT_ONCE 1
+static const int8_t LANES_FROM[16] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+template <class F> INL vi lanes_of(const vi (&v)[16], F f) {
+  vi a[8], b[4], c[2];
+  UNROLL for (int i = 0; i < 8; i++) a[i] = f(_mm512_shuffle_i32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_i32x4(v[i], v[i + 8], 0xee));
+  UNROLL for (int i = 0; i < 4; i++) b[i] = f(_mm512_shuffle_i32x4(a[i], a[i + 4], 0x88), _mm512_shuffle_i32x4(a[i], a[i + 4], 0xdd));
+  UNROLL for (int i = 0; i < 2; i++) c[i] = f(_mm512_unpacklo_epi64(b[i], b[i + 2]), _mm512_unpackhi_epi64(b[i], b[i + 2]));
+  const __m512 x = _mm512_castsi512_ps(c[0]), y = _mm512_castsi512_ps(c[1]);
+  return f(v_bits(_mm512_shuffle_ps(x, y, 0x88)), v_bits(_mm512_shuffle_ps(x, y, 0xdd)));
+}
+INL vi i_umax_lanes(const vi (&v)[16]) { return lanes_of(v, [](vi a, vi b) __attribute__((always_inline)) { return i_umax(a, b); }); }
+INL vi i_add_lanes(const vi (&v)[16]) { return lanes_of(v, [](vi a, vi b) __attribute__((always_inline)) { return i_add(a, b); }); }
+INL vi i_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
+INL vi i_low_half(vi a) { return _mm512_maskz_mov_epi32(0x00ff, a); }
+INL vi i_high_half(vi a) { return _mm512_maskz_mov_epi32(0xff00, a); }
+// 4 x 16 x 32 bits -> 64 x 8, saturating
+INL vi i_narrow(vi a, vi b, vi c, vi d) {
+  const vi order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d)));
+}
 
 INL vf v_bc(const uint8_t* p) { float v; memcpy(&v, p, 4); return v_set(v); }
 INL vf dot_f32(vf acc, vf w, vf a) { asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a)); return acc; }

@@ -30,6 +30,7 @@ INL vf v_add(vf a, vf b) { return a + b; }
 INL vf v_sub(vf a, vf b) { return a - b; }
 INL vf v_mul(vf a, vf b) { return a * b; }
 INL vf v_div(vf a, vf b) { return a / b; }
+INL vf v_over(vf a, vf b) { return v_div(a, b); }  // for 1 <= b < 2^126, where a table may be faster
 INL vf v_sqrt(vf a) { return sqrtf(a); }
 // a * b + c, fused where the machine can; elsewhere the exact product is rounded twice (to double, then to float)
 INL vf v_fma(vf a, vf b, vf c) {

@@ -38,13 +38,24 @@ INL vf v_tanh(vf x) {
   return v_sel(v_gt(a, v_set(0.625f)), large, small);
 }
 
-INL vf v_silu(vf x) { return v_div(x, v_add(v_set(1.0f), v_exp(v_sub(v_zero(), x)))); }
+// x / (1 + e^-y) within 4 ulp for |y| <= 80, beyond which y stays; NaN stays NaN. 2^f on [-1/2, 1/2] by a polynomial within 1e-7, no
+// more; 2^n is what the sum that rounds to n holds in its last bits, which stand above the mantissa once they are shifted there.
+INL vf v_gate(vf x, vf y) {
+  const vf log2e = v_set(-1.44269504f), round = v_set(12582912.0f + 127.0f);
+  y = v_max(v_set(-80.0f), v_min(v_set(80.0f), y));
+  const vf m = v_fma(y, log2e, round), f = v_fma(y, log2e, v_sub(round, m));
+  vf p = v_set(1.32764725e-3f);
+  p = v_fma(p, f, v_set(9.67554096e-3f));
+  p = v_fma(p, f, v_set(5.55071309e-2f));
+  p = v_fma(p, f, v_set(2.40221202e-1f));
+  p = v_fma(p, f, v_set(6.93146944e-1f));
+  p = v_fma(p, f, v_set(1.00000012f));
+  return v_over(x, v_fma(p, v_from_bits(i_shl<23>(v_bits(m))), v_set(1.0f)));
+}
+INL vf v_silu(vf x) { return v_gate(x, x); }
 
 // x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), written as x * sigmoid(2 u): no cancellation for x < 0
-INL vf v_gelu(vf x) {
-  vf u = v_mul(x, v_fma(v_mul(x, x), v_set(0.0713548163f), v_set(1.59576912f)));
-  return v_div(x, v_add(v_set(1.0f), v_exp(v_sub(v_zero(), u))));
-}
+INL vf v_gelu(vf x) { return v_gate(x, v_mul(x, v_fma(v_mul(x, x), v_set(0.0713548163f), v_set(1.59576912f)))); }
 INL vf v_soft_cap(vf x, float cap) { return v_mul(v_set(cap), v_tanh(v_div(x, v_set(cap)))); }
 
 }  // namespace mm

@@ -39,6 +39,7 @@ INL vf v_add(vf a, vf b) { return vaddq_f32(a, b); }
 INL vf v_sub(vf a, vf b) { return vsubq_f32(a, b); }
 INL vf v_mul(vf a, vf b) { return vmulq_f32(a, b); }
 INL vf v_div(vf a, vf b) { return vdivq_f32(a, b); }
+INL vf v_over(vf a, vf b) { return v_div(a, b); }
 INL vf v_sqrt(vf a) { return vsqrtq_f32(a); }
 INL vf v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 INL vm v_gt(vf a, vf b) { return vcgtq_f32(a, b); }

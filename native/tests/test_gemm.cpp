@@ -161,7 +161,7 @@ static double gelu(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 
 static void test_epilogues(const Kernels* k, int fmt, Random& rng) {
   const int64_t n = 2 * rng.between(1, 90), depth = 96, rows = 7, half = n / 2;
   std::vector<float> gate((size_t)(half * depth)), up(gate), w((size_t)(n * depth)), x((size_t)(rows * depth)), res((size_t)(rows * n)), bias((size_t)n);
-  rng.fill(gate, 0.2f); rng.fill(up, 0.2f); rng.fill(x); rng.fill(res); rng.fill(bias);
+  rng.fill(gate, 0.2f); rng.fill(up, 0.2f); rng.fill(x); rng.fill(res); rng.fill(bias, 100);
   memcpy(w.data(), gate.data(), gate.size() * 4);
   memcpy(w.data() + gate.size(), up.data(), up.size() * 4);
   Matrix flat(k, fmt, n, depth), both(k, fmt, n, depth, true);
@@ -176,22 +176,28 @@ static void test_epilogues(const Kernels* k, int fmt, Random& rng) {
     CHECK(one == two);
   }
   auto at = [&](int64_t i) { return (size_t)i; };
-  Epilogue e = {EPI_ADD, out.data(), n, bias.data(), res.data(), n, 3.0f};
-  k->gemm(&flat.m, &a.a, 0, rows, 0, flat.m.panels, &e, nullptr);
-  bool ok = true;
-  for (int64_t i = 0; i < rows * n; i++) ok = ok && check::close(out[at(i)], res[at(i)] + 3 * tanh(((double)plain[at(i)] + bias[at(i % n)]) / 3), 2e-6);
-  CHECK(ok);
   std::vector<float> packed_bias((size_t)both.m.panels * 64);
   for (int64_t i = 0; i < half; i++) for (int64_t s = 0; s < 2; s++) packed_bias[at(i / 16 * 32 + i % 16 + 16 * s)] = bias[at(s * half + i)];
-  for (int kind : {EPI_SILU_MUL, EPI_GELU_MUL}) {
-    e = {kind, out.data(), half, packed_bias.data(), nullptr, 0, 0};
-    out.assign(out.size(), -7);
-    k->gemm(&both.m, &a.a, 0, rows, 0, both.m.panels, &e, nullptr);
-    for (int64_t r = 0; r < rows; r++) for (int64_t c = 0; c < half; c++) {
-      double g = (double)plain[at(r * n + c)] + bias[at(c)], u = (double)plain[at(r * n + half + c)] + bias[at(half + c)];
-      ok = ok && check::close(out[at(r * half + c)], (kind == EPI_SILU_MUL ? silu(g) : gelu(g)) * u, 2e-6);
+  bool ok = true;
+  for (bool bare : {false, true}) {  // without bias and cap
+    if (bare) bias.assign(bias.size(), 0);
+    Epilogue e = {EPI_ADD, out.data(), n, bare ? nullptr : bias.data(), res.data(), n, bare ? 0.0f : 3.0f};
+    k->gemm(&flat.m, &a.a, 0, rows, 0, flat.m.panels, &e, nullptr);
+    for (int64_t i = 0; i < rows * n; i++) {
+      const double sum = (double)plain[at(i)] + bias[at(i % n)];
+      ok = ok && check::close(out[at(i)], res[at(i)] + (bare ? sum : 3 * tanh(sum / 3)), 2e-6);
     }
-    for (size_t i = at(rows * half); i < out.size(); i++) ok = ok && out[i] == -7;
+    CHECK(ok);
+    for (int kind : {EPI_SILU_MUL, EPI_GELU_MUL}) {
+      e = {kind, out.data(), half, bare ? nullptr : packed_bias.data(), nullptr, 0, 0};
+      out.assign(out.size(), -7);
+      k->gemm(&both.m, &a.a, 0, rows, 0, both.m.panels, &e, nullptr);
+      for (int64_t r = 0; r < rows; r++) for (int64_t c = 0; c < half; c++) {
+        double g = (double)plain[at(r * n + c)] + bias[at(c)], u = (double)plain[at(r * n + half + c)] + bias[at(half + c)];
+        ok = ok && check::close(out[at(r * half + c)], (kind == EPI_SILU_MUL ? silu(g) : gelu(g)) * u, 2e-6);
+      }
+      for (size_t i = at(rows * half); i < out.size(); i++) ok = ok && out[i] == -7;
+    }
   }
   if (!CHECK(ok)) printf("  epilogue %s %s n=%ld\n", k->name, NAMES[fmt], (long)n);
 }
@@ -227,7 +233,7 @@ static void test_codes(const Kernels* k, int fmt, Random& rng, bool interleaved)
 // Every table packs the bytes that the generic one packs, and quantises to its codes.
 static void test_same_as_generic(const Kernels* k, int fmt, Random& rng) {
   const Kernels* g = octavo_kernels_generic();
-  const int64_t n = rng.between(1, 150), depth = rng.between(1, 300), rows = 3;
+  const int64_t n = rng.between(1, 150), depth = rng.between(1, 1300), rows = 3;
   std::vector<float> w((size_t)(n * depth)), x((size_t)(rows * depth)), mul((size_t)depth), scales((size_t)rows);
   rng.fill(w, 0.05f); rng.fill(x); rng.fill(mul); rng.fill(scales);
   Matrix a(k, fmt, n, depth), b(g, fmt, n, depth);
@@ -237,8 +243,13 @@ static void test_same_as_generic(const Kernels* k, int fmt, Random& rng) {
   if (!CHECK(hash_of(a.memory.p, a.memory.n) == hash_of(b.memory.p, b.memory.n))) printf("  pack %s %s n=%ld k=%ld\n", k->name, NAMES[fmt], (long)n, (long)depth);
   if (!quantised(fmt)) return;
   Operands p(k, fmt, depth, rows), q(g, fmt, depth, rows);
-  k->quantize(&p.a, 0, rows, x.data(), depth, mul.data(), scales.data());
-  g->quantize(&q.a, 0, rows, x.data(), depth, mul.data(), scales.data());
+  for (const Operands* o : {&p, &q}) {  // a normed row, a plain one, and one with a scale alone
+    const Kernels* t = o == &p ? k : g;
+    t->quantize(&o->a, 0, 1, x.data(), depth, mul.data(), scales.data());
+    t->quantize(&o->a, 1, 2, x.data(), depth, nullptr, nullptr);
+    t->quantize(&o->a, 2, 3, x.data(), depth, nullptr, scales.data());
+  }
+  CHECK(p.memory.intact());
   bool same = p.a.lda == q.a.lda && p.a.groups == q.a.groups;
   for (int64_t r = 0; r < rows && same; r++) {
     same = !memcmp(p.a.q + r * p.a.lda, q.a.q + r * q.a.lda, (size_t)p.a.kp);
