@@ -92,9 +92,12 @@ struct AttnItem {
   const int64_t* positions;   // [rows] absolute position of each row, in any order; null: pos0 + i
   const int64_t* row_index;   // [rows] row i is row row_index[i] of q, out and partial; null: i
   float* partial;             // not null: states go here and attention_merge makes `out` of them:
-  int64_t partial_chunks;     // [row][group][partial_chunks][attn_partial(dim)], by absolute chunk
+  int64_t partial_chunks;     // [row][partial_heads][partial_chunks][attn_partial(dim)], by absolute chunk
   const int32_t* prefetch_pages;  // the next item's page table from the page of `prefetch` on, and how many of them it reads;
   int64_t prefetch_count;         // null: that page alone is fetched
+  int32_t heads;                  // > 1, at most attn_heads: kv heads kv_head, kv_head + 1, .. of one token (rows is 1); q, out,
+                                  // sinks and partial go on from head to head. Their blobs lie side by side in a page
+  int64_t partial_heads;          // query heads of a row of `partial`; 0: group
 };
 
 constexpr int kBlock = 64;            // logits of a block, words of 16 Philox calls
@@ -162,6 +165,7 @@ struct Kernels {
   // ---- attention in parts
   int64_t (*attn_partial)(int32_t dim);            // floats of one (row, head, chunk)
   void (*attention_merge)(const AttnItem* item);   // partial -> out, once the items of all chunks that its rows see have run
+  int64_t (*attn_heads)(const KV* kv, int32_t group);  // kv heads that an item of one token may have
 
   // ---- what benchmarks are read against (measure.inc)
   void (*read_bytes)(const uint8_t* p, int64_t bytes);  // bytes: a multiple of 256

@@ -5,6 +5,15 @@
 #include "program.h"
 
 namespace octavo {
+namespace {
+
+// Whether a unit reads the same of the pages, `away` kv heads further on, for the same single token.
+bool same_pages(const Unit& unit, const Unit& other, int64_t away) {
+  return unit.rows == 1 && other.rows == 1 && unit.first == other.first && unit.sequence == other.sequence && !unit.shared && !other.shared &&
+         unit.parts == other.parts && unit.chunk0 == other.chunk0 && unit.chunk1 == other.chunk1 && unit.head + away == other.head;
+}
+
+}  // namespace
 
 const int32_t* Program::page_row(const Op& op, int32_t sequence) const {
   const size_t group = static_cast<size_t>(layer_group_[static_cast<size_t>(op.record.i[1])]);
@@ -86,15 +95,16 @@ AttnItem Program::attention_item(const Op& op, int32_t sequence, int32_t head, i
   a.soft_cap = r.f[1];
   a.window = r.i[3];
   a.sinks = op.vectors[0] == nullptr ? nullptr : op.vectors[0] + head * group;
+  a.partial_heads = cols(r.in[0]) / dim;
   return a;
 }
 
-// The item's rows begin with this token. States, where there are any, lie by kv head, then by token.
+// The item's rows begin with this token.
 void Program::give_rows(const Op& op, AttnItem* a, int64_t token) const {
   a->pos0 = step_->positions[token];
   a->q += token * a->ldq;
   a->out += token * a->ldo;
-  if (a->partial != nullptr) a->partial += token * a->group * a->partial_chunks * kernels_->attn_partial(op.record.i[2]);
+  if (a->partial != nullptr) a->partial += token * a->partial_heads * a->partial_chunks * kernels_->attn_partial(op.record.i[2]);
 }
 
 void Program::attention(const Op& op, int thread) {
@@ -107,11 +117,13 @@ void Program::attention(const Op& op, int thread) {
 
 void Program::run_units(const Op& op, const AttentionPlan& plan, int thread) {
   const int64_t end = plan.begin(thread + 1);
-  for (int64_t i = plan.begin(thread); i < end; i++) {
+  for (int64_t i = plan.begin(thread), next; i < end; i = next) {
     const Unit& unit = plan.unit(i);
     AttnItem a = attention_item(op, unit.sequence, unit.head, unit.rows);
+    for (next = i + 1; next < end && next - i < kernels_->attn_heads(a.kv, a.group) && same_pages(unit, plan.unit(next), next - i);) next++;
+    a.heads = static_cast<int32_t>(next - i);
     a.scratch = scratch_[static_cast<size_t>(thread)].attention;
-    read_ahead(op, plan, i + 1, end, &a);
+    read_ahead(op, plan, next, end, &a);
     a.chunk0 = unit.chunk0;
     a.chunk1 = unit.chunk1;
     if (unit.parts) a.partial = states_of(op, plan, unit.head), a.partial_chunks = plan.part_chunks();
@@ -125,9 +137,10 @@ void Program::run_units(const Op& op, const AttentionPlan& plan, int thread) {
   }
 }
 
+// [token][query head][chunk], from this kv head on.
 float* Program::states_of(const Op& op, const AttentionPlan& plan, int32_t head) const {
   const int64_t group = cols(op.record.in[0]) / op.record.i[2] / pages_->kv.kv_heads;
-  return states_ + head * step_->tokens * group * plan.part_chunks() * kernels_->attn_partial(op.record.i[2]);
+  return states_ + head * group * plan.part_chunks() * kernels_->attn_partial(op.record.i[2]);
 }
 
 // Threads share the rows, (merge, token, query head), evenly.

@@ -79,7 +79,7 @@ void decode(const Kernels* k, Random& random, const Shape& shape, int64_t sequen
   k->kv_layout(&kv);
   kv.page_bytes = kv.layer_bytes * layers;
   const int64_t pages = (context + shape.page - 1) / shape.page;
-  const size_t width = size_t(shape.group * shape.dim);
+  const size_t width = size_t(shape.group * shape.dim * shape.heads);
   const size_t bytes = size_t(sequences * pages * kv.page_bytes), huge = size_t(2) << 20;
   kv.base = (uint8_t*)aligned_alloc(huge, (bytes + huge - 1) / huge * huge);
   madvise(kv.base, bytes, MADV_HUGEPAGE);
@@ -92,14 +92,16 @@ void decode(const Kernels* k, Random& random, const Shape& shape, int64_t sequen
   Buffer scratch(k->attn_scratch(shape.group, shape.dim));
   std::vector<float> q(width, 0.0f), out(width, 0.0f);
   random.fill(q);
+  const int64_t most = k->attn_heads(&kv, shape.group);
   const double t = best(3, [&] {
     for (int64_t layer = 0; layer < layers; layer++)
-      for (int64_t i = 0; i < sequences * shape.heads; i++) {
+      for (int64_t i = 0, n; i < sequences * shape.heads; i = n) {
         octavo::AttnItem item = {};
+        n = i + std::min(most, shape.heads - i % shape.heads);  // the item that this thread takes next
+        item.heads = int32_t(n - i);
         item.kv = &kv, item.pages = &table[size_t(i / shape.heads * pages)], item.layer_in_group = layer, item.kv_head = int32_t(i % shape.heads);
         item.group = shape.group, item.rows = 1, item.pos0 = context - 1, item.q = q.data(), item.out = out.data(), item.scale = 0.125f;
         item.ldq = item.ldo = int64_t(width), item.scratch = scratch.p;
-        const int64_t n = i + 1;  // the item that this thread takes next
         if (n < sequences * shape.heads)
           item.prefetch_pages = &table[size_t(n / shape.heads * pages)], item.prefetch_count = pages,
           item.prefetch = kv.base + table[size_t(n / shape.heads * pages)] * kv.page_bytes + layer * kv.layer_bytes + n % shape.heads * kv.blob_bytes;

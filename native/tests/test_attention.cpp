@@ -259,6 +259,50 @@ void test_cuts(const Kernels* k, Random& random) {
   }
 }
 
+// Several kv heads in one call, whole and by chunks: the bits of single ones.
+void test_heads(const Kernels* k, Random& random) {
+  for (int i = 0; i < 24 / effort; i++) {
+    Case c = random_case(random, i % 3);
+    c.pos0 = random.below(1600);
+    octavo::KV kv = {};
+    kv.type = c.type, kv.page_size = c.page_size, kv.kv_heads = 1, kv.dim = c.dim;
+    const int64_t most = k->attn_heads(&kv, c.group);
+    if (!CHECK(most >= 1) || most == 1) continue;
+    const int64_t heads = random.between(2, most), first = random.below(2), end = c.pos0 + 1, chunks = c.pos0 / 512 + 1;
+    Pages pages(k, random, c.type, c.page_size, int32_t(heads + 2), c.dim, end);
+    for (int64_t h = 0; h < heads; h++) {
+      const Sequence s(random, end, c.dim);
+      for (int64_t p = 0; p < end; p++) pages.write(s, p, p, first + h);
+    }
+    Query q(random, 1, c.pos0, int32_t(c.group * heads), c.dim, 4);
+    random_attributes(random, q);
+    free_behind_window(pages, q);
+    std::vector<float> want, out(q.q.size(), -7.0f);
+    for (int64_t h = 0; h < heads; h++) {
+      Query one = q;
+      one.group = c.group;
+      one.q.assign(q.q.begin() + h * c.group * c.dim, q.q.begin() + (h + 1) * c.group * c.dim);
+      if (!q.sinks.empty()) one.sinks.assign(q.sinks.begin() + h * c.group, q.sinks.begin() + (h + 1) * c.group);
+      for (const float x : attend(pages, one, first + h)) want.push_back(x);
+    }
+    Buffer scratch(k->attn_scratch(c.group, c.dim));
+    octavo::AttnItem item = item_of(pages, q, first, 0, 1, out.data(), scratch);
+    item.group = c.group, item.heads = int32_t(heads);
+    k->attention(&item);
+    bool same = !memcmp(out.data(), want.data(), out.size() * 4);
+    std::vector<float> partial(size_t((q.group + 3) * chunks * k->attn_partial(c.dim)), NAN);
+    item.partial = partial.data(), item.partial_chunks = chunks, item.partial_heads = q.group + 3;
+    for (int64_t high = chunks, low; high > 0; high = low) item.chunk1 = high, item.chunk0 = low = random.below(high), k->attention(&item);
+    std::fill(out.begin(), out.end(), -7.0f);
+    item.group = q.group, item.heads = 1;
+    k->attention_merge(&item);
+    same = same && !memcmp(out.data(), want.data(), out.size() * 4);
+    if (!CHECK(same && scratch.intact()))
+      printf("  heads %s %s page %d dim %d group %d heads %ld at %ld window %d\n", k->name, kTypes[c.type], c.page_size, c.dim, c.group,
+             long(heads), long(c.pos0), q.window);
+  }
+}
+
 // More chunks than are merged at once.
 void test_long(const Kernels* k, Random& random) {
   for (int32_t type = 0; type < 3; type++) {
@@ -363,6 +407,7 @@ int main(int argc, char** argv) {
     test_tree(k, random);
     test_parts(k, random);
     test_cuts(k, random);
+    test_heads(k, random);
     test_long(k, random);
     test_poison(k, random);
     test_rising(k, random);
