@@ -110,6 +110,7 @@ void test_vectors_and_rows(octavo_engine* engine) {
 
 void test_pages(octavo_engine* engine) {
   const int32_t type = octavo::KV_BF16;
+  for (const int32_t size : {17, 24, 48, 4095, 8192}) REFUSED(engine, octavo_kv_bytes(engine, type, size, 2, 16, 1));
   for (const int64_t wide : kSizes) {
     const int32_t n = int32_t(std::clamp<int64_t>(wide, kLeast32, kMost32));
     if (n < 0 || n >= octavo::KV_COUNT) {
