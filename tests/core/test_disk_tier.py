@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from null_model import null_tokens
 from random_run import Run, worlds
 from test_host_tier import SIZE, found, keep_all
-from test_swap import PROMPTS, REPEATED, STEPS, check_crowd
+from test_swap import PROMPTS, REPEATED, STEPS, begin, check_crowd
 
 from octavo.core.errors import InvalidInput
 from octavo.core.facts import kv_of, scheduler_facts
 from octavo.core.host_tier import HostTier, SavedColumn
 from octavo.core.replay import Replayer, scheduler_for
 from octavo.core.timeline import plain
+from octavo.core.undo import UndoLog
 
 
 class DiskRun(Run):
@@ -215,6 +216,41 @@ def test_settings_that_cannot_be():
         make_kv(disk_pages=3)
     with pytest.raises(InvalidInput, match=">= 0"):
         make_kv(host_pages=1, disk_pages=-3)
+
+
+def test_a_step_that_failed_before_it_moved_anything_leaves_nothing_to_rely_on():
+    bench, failed = crowd(), []
+    real = bench.scheduler.executor
+
+    def run(decision):
+        if decision.sinks and len(decision.rows) > 1 and len(failed) < 3:
+            failed.append(decision)
+            raise OSError("before anything")
+        return real(decision)
+
+    bench.scheduler.executor = run
+    check_crowd(bench.run())
+    assert failed
+
+
+def test_what_is_lost_before_it_went_to_disk_does_not_go_there():
+    kv, undo, units = make_kv(4, 4, host_pages=1, disk_pages=4), UndoLog(), list(range(8))
+    begin(kv, units, undo)
+    kv.reserve(("a", 0), 8, undo)
+    kv.start_step(1)
+    kv.end_step(1)
+    kv.finish(("a", 0), units, 8, 0.0)
+    kv.prefix.evict(1)
+    kv.take_swaps(UndoLog())
+    kv.start_step(2)
+    kv.end_step(2)
+    kv.prefix.evict(1)  # for which the first leaves memory
+    kv.lose_host_pages([1])
+    outs, _, sinks = kv.take_swaps(UndoLog())
+    assert len(outs) == 1 and not sinks
+    kv.start_step(3)
+    kv.end_step(3)
+    kv.audit()
 
 
 def test_a_page_of_disk_that_does_not_come_back_is_computed_again():

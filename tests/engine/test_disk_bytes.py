@@ -131,6 +131,23 @@ def test_memory_that_went_bad_does_not_reach_the_disk(cores: Any) -> None:
     assert [event["pages"] for event in core.scheduler.timeline if event["kind"] == "lost"][:1] == [spoilt[:1]]
 
 
+def test_a_decision_that_is_sent_again_does_not_write_what_took_the_place(cores: Any) -> None:
+    core = cores()
+    execute, again = core.executor, []
+
+    def run(decision: Any) -> Any:
+        result = execute(decision)
+        if not decision.sinks:
+            return result
+        again.append(decision)
+        return execute(decision)
+
+    core.executor = run
+    play(core)
+    play(cores())
+    assert again
+
+
 def test_a_full_disk_and_a_slow_one_change_no_token(cores: Any, monkeypatch: Any) -> None:
     def full(descriptor: int, data: Any, offset: int) -> int:
         raise OSError(errno.ENOSPC, "full")
