@@ -133,18 +133,21 @@ def test_memory_that_went_bad_does_not_reach_the_disk(cores: Any) -> None:
 
 def test_a_decision_that_is_sent_again_does_not_write_what_took_the_place(cores: Any) -> None:
     core = cores()
-    execute, again = core.executor, []
+    execute, disk, again = core.executor, core.tiers.disk, []
 
     def run(decision: Any) -> Any:
         result = execute(decision)
         if not decision.sinks:
             return result
+        pages = [move.target - core.tiers.host.num_pages for move in decision.sinks]
+        before = [disk._read(page) for page in pages]
         again.append(decision)
-        return execute(decision)
+        result = execute(decision)
+        assert [disk._read(page) for page in pages] == before
+        return result
 
     core.executor = run
     play(core)
-    play(cores())
     assert again
 
 
