@@ -149,6 +149,17 @@ def test_the_disk_pushes_out_the_least_recently_used_and_ends_before_beginnings(
     tier.audit()
 
 
+def test_a_beginning_stays_on_disk_while_something_leads_from_it():
+    tier = HostTier(1, SIZE, disk_pages=2)
+    keep_all(tier, [1, 1, 2, 2])
+    keep_all(tier, [5, 5])
+    assert tier.num_used == (1, 2)
+    tier.use(tier.match("", [1, 1, 2, 2], 1))  # the pool had the first column
+    keep_all(tier, [6, 6])
+    assert [found(tier, units) for units in ([1, 1, 2, 2], [5, 5], [6, 6])] == [2, 2, 2]
+    tier.audit()
+
+
 def test_of_two_copies_the_bad_one_is_dropped():
     tier = HostTier(2, SIZE, disk_pages=2)
     for units in ([1, 1], [2, 2], [3, 3], [1, 1]):
@@ -209,6 +220,8 @@ def test_a_recording_with_a_disk_replays():
     for event in events[1:]:
         assert replayer.feed(event), str(replayer.difference)
     assert kv_of(events[0]["facts"]).host.saved() == saved
+    told, learnt = bench.scheduler.swap_choice, replayer.scheduler.swap_choice
+    assert learnt.seconds_back(0, 5, 5) == told.seconds_back(0, 5, 5) > 0.0
 
 
 def test_settings_that_cannot_be():
