@@ -7,7 +7,7 @@ import random
 import pytest
 from builders import Bench, make_request
 from cost_run import Arrival, CostRun, linear, long_prompts, loud, memory_bound, quiet
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from null_model import null_tokens
 
@@ -53,11 +53,12 @@ def test_the_bound_holds_at_p999_from_the_first_step_on(machine, noise):
     attention=st.floats(0, 0.0001),
     knee=st.booleans(),
 )
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
 def test_the_bound_holds_on_any_machine(seed, weights, row, attention, knee):
+    """For a minute: one step of eight decodes above it is 0.1% of the gaps."""
     machine = memory_bound(weights, row, 0.0005, attention) if knee else linear(weights, row, 0.0005, row, attention)
     run = CostRun(machine, quiet, 50, seed=seed, config=SLOTS)
-    run.play(DECODERS + long_prompts(seed, 60, 0.5, output=8), 25)
+    run.play(DECODERS + long_prompts(seed, 140, 0.5, output=8), 60)
     assert share_above(run) <= 0.001
     assert run.first_tokens
 
@@ -163,14 +164,58 @@ def test_the_margin_follows_what_was_measured_within_bounds():
     assert gap.margin == pytest.approx(0.024)
     for _ in range(200):
         gap.observe(work, 0.020)
-    assert gap.margin == pytest.approx(0.005)
+    assert gap.margin == pytest.approx(0.008)
     gap.observe(work, 0.030)
-    assert gap.margin == pytest.approx(0.010 * (1.5 - 0.5 * 241 / 2048))
+    assert gap.margin == pytest.approx(0.010 * (1.25 - 0.25 * 241 / 1024))  # the largest of a hundred
+    for seconds in (0.029, 0.028, 0.027):
+        gap.observe(work, seconds)
+    before = gap.margin  # several of them: there are larger ones to come
+    assert 0.013 < before < 0.015
     gap.observe(StepWork(1, 10), 9.0)  # no prefill: not what the margin is for
     gap.observe(StepWork().with_chunk(0, 100), 9.0)  # nobody waited
-    assert gap.margin < 0.016
-    gap.observe(work, 9.0)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        gap.observe(work, seconds)  # says nothing
+    assert gap.margin == before
+    for _ in range(4):
+        gap.observe(work, 9.0)
     assert gap.margin == pytest.approx(0.05)
+    for _ in range(400):
+        gap.observe(work, 0.020)  # what was before the later half is forgotten
+    assert gap.margin == pytest.approx(0.008)
+
+
+def test_what_the_model_is_off_by_lately_comes_out_of_the_budget():
+    model = model_of(0.010, 0.0, 0.0, 0.0, 0.0001, 0.0, 0.0)
+    gap, work = GapControl(0.1, model), StepWork(1, 10).with_chunk(0, 100)
+    for _ in range(200):
+        gap.observe(work, 0.025)
+    assert gap.drift == pytest.approx(0.005, rel=0.01)
+    assert gap.budget == pytest.approx(0.1 - gap.margin - 0.005, rel=0.01)
+    room = gap.open(1, 10)
+    assert room.seconds == pytest.approx(gap.budget - 0.010) and not gap.steps_hopeless
+    assert gap.affordable(1, 10, 0) == room.fit(0, 10**9)
+    gap.observe(work, 10.0)
+    assert gap.drift < 0.007  # one step says little
+    model.coefficients = (0.096, *model.coefficients[1:])
+    gap.open(1, 10)
+    assert gap.steps_hopeless == 1  # 96 ms by the model, and it is 6 off
+    model.coefficients = (0.010, *model.coefficients[1:])
+    for seconds, drift in ((10.0, 0.05), (1e-6, -0.02)):
+        for _ in range(500):
+            gap.observe(work, seconds)
+        assert gap.drift == pytest.approx(drift, rel=0.01)
+    for _ in range(500):
+        gap.observe(StepWork(1, 10), 0.010)  # where there is no room for chunks, plain steps tell that there is again
+    assert gap.drift == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_machine_that_becomes_slower_keeps_the_bound_after_a_second():
+    run = CostRun(MACHINES["linear"], quiet, 60, seed=1, config=SLOTS)
+    run.noise = lambda dice: quiet(dice) * (1.0 + 0.6 * (run.clock > 15.0))
+    run.play(DECODERS + [Arrival(0.5, 2048, 4) for _ in range(60)], 16.0)
+    before = len(run.gaps)
+    run.play([], 40.0)
+    assert sum(gap > 0.060 for gap in run.gaps[before:]) <= 0.001 * (len(run.gaps) - before)
 
 
 def test_tokens_are_the_same_with_and_without_a_bound():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from math import log
+from statistics import stdev
 
 import pytest
 from builders import Bench, make_request
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from octavo.core.batch import RowFlags, ScheduledRow, StepRows
 from octavo.core.errors import InvalidInput
-from octavo.core.step_model import StepModel, StepWork, Tail, positions_read, work_of
+from octavo.core.step_model import FRESH, StepModel, StepWork, Tail, positions_read, work_of
 
 TRUE = (8e-3, 4e-4, 4e-7, 1e-3, 3e-4, 5e-8, 2e-4)
 
@@ -162,6 +164,35 @@ def test_tail_is_a_quantile_of_the_last_values(values, size, share):
         assert sum(value >= found for value in kept) > int(share * len(kept))
     else:
         assert found == 0.0
+
+
+@given(values=st.lists(st.floats(-1, 1), min_size=1, max_size=200), part=st.floats(0.1, 1))
+def test_tail_keeps_the_later_part(values, part):
+    tail = Tail(part=part)
+    for value in values:
+        tail.add(value)
+    assert tail.seen == len(values)
+    kept = values[-len(tail) :]
+    assert tail.above(0.0) == max(kept)
+    assert min(len(values), max(FRESH, int(part * len(values)))) <= len(tail) <= max(FRESH, part * len(values) + 1)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.001, 0.0001])
+def test_what_lies_beyond_the_values_seen_is_told_from_how_they_fall_off(share):
+    """Of an exponential law, whose quantiles are known, from 500 values: far closer than the largest of them is."""
+    dice, found = random.Random(1), []
+    for _ in range(60):
+        tail = Tail()
+        for _ in range(500):
+            tail.add(dice.expovariate(2.0))
+        found.append(tail.beyond(share))
+    true = -log(share) / 2.0
+    assert sum(found) / len(found) == pytest.approx(true, rel=0.05)
+    assert stdev(found) < 0.2 * true
+    assert Tail().beyond(share) == 0.0
+    tail = Tail()
+    tail.add(3.0)
+    assert tail.beyond(share) == 3.0
 
 
 def test_tail_needs_room():

@@ -2,16 +2,18 @@
 
     bound - margin - what the decodes cost by themselves = what chunks of prompts may cost in this step
 
-The margin is what few of the last steps with prefill took beyond their prediction. Until the step model is fitted a
-chunk is small, and later it is at most twice what has lately been measured. A step with prefill to do always does at
-least one token of it, so no prompt starves: where decodes alone exceed the bound, that token comes on top, and the step
-is counted. Without a running decode nothing has a gap, and there is no bound.
+Both are foretold by the step model; what steps took beyond it lately (a drift, followed within 16 steps) is taken off.
+The margin is what few of them take beyond that: of the later half of all, since the first ones tell how little was
+known then. Until the step model is fitted a chunk is small, and later at most twice what has lately been measured.
+A step with prefill to do always does at least one token of it, so no prompt starves: where decodes alone exceed the
+bound, that token comes on top, and the step is counted. Without a running decode nothing has a gap, and there is no
+bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 
 from octavo.core.batch import StepRows
 from octavo.core.request import Branch, RequestState
@@ -19,15 +21,18 @@ from octavo.core.step_model import FRESH, StepModel, StepWork, Tail
 
 __all__ = ["Allowance", "GapControl", "allowed", "spend", "take"]
 
-SHARE_ABOVE = 0.0005  # of steps that may be above the margin: half of what p99.9 leaves
-LEAST_MARGIN = 0.05  # of the bound
+SHARE_ABOVE = 0.001  # of the steps looked at that may be above the margin: what p99.9 leaves
+SHARE_BEYOND = 0.0003  # of those to come, if overruns fall off as the largest ones do; real ones fall off more slowly
+LEAST_MARGIN = 0.08  # of the bound
 MOST_MARGIN = 0.5  # of the bound: a machine that stands still for longer is not helped by smaller chunks
 FIRST_MARGIN = 0.3  # of the bound, until FRESH steps have shown how far off the model is; then less and less
-CAUTION = 0.5  # of the margin more when no step was seen, and less and less up to
-SURE_AFTER = 2048  # steps
+CAUTION = 0.25  # of the margin more when no step was seen, and less and less up to
+SURE_AFTER = 1024  # steps
+DRIFT = 1 / 16  # of the newest error in what the model is off by lately
+MOST_ERROR = 0.2  # of the bound: what one step may say of it
+MOST_DRIFT = 0.5  # of the bound
 FIRST_CHUNK = 16  # tokens of prefill in a step of which nothing is known
 GROWTH = 2  # times the largest chunk lately measured is the largest one trusted
-ERRORS = 5.0  # times the usual relative error is the least margin: few of a normal law's are beyond
 
 
 class Allowance:
@@ -79,7 +84,8 @@ class GapControl:
     def __init__(self, bound: float, model: StepModel) -> None:
         self.bound = bound
         self.model = model
-        self.tail = Tail()  # seconds above the prediction, of steps in which prefill ran beside decodes
+        self.tail = Tail(part=0.5)  # seconds above what was expected, of steps in which prefill ran beside decodes
+        self.drift = 0.0  # seconds that the model was off by lately
         self.steps_limited = 0  # whose prefill was cut
         self.steps_hopeless = 0  # whose decodes alone were predicted above the bound
         self.tokens_held_back = 0  # of prefill, to later steps
@@ -89,17 +95,27 @@ class GapControl:
     @property
     def margin(self) -> float:
         """Seconds kept free for what the model does not foresee."""
-        seen = len(self.tail)
-        caution = 1.0 + CAUTION * max(0.0, 1.0 - seen / SURE_AFTER)
-        usual = ERRORS * self.model.usual_error
-        first = FIRST_MARGIN * FRESH / max(seen, FRESH)
-        least = self.bound * max(first, LEAST_MARGIN, usual / (1.0 + usual))
-        return min(max(caution * self.tail.above(SHARE_ABOVE), least), MOST_MARGIN * self.bound)
+        first = FIRST_MARGIN * FRESH / max(self.tail.seen, FRESH)
+        least = self.bound * max(first, LEAST_MARGIN)
+        caution = 1.0 + CAUTION * max(0.0, 1.0 - self.tail.seen / SURE_AFTER)
+        seen = max(self.tail.above(SHARE_ABOVE), self.tail.beyond(SHARE_BEYOND))
+        return min(max(caution * seen, least), MOST_MARGIN * self.bound)
+
+    @property
+    def budget(self) -> float:
+        """Seconds by the model that a step may take."""
+        return self.bound - self.margin - self.drift
 
     def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from one measured step, before the model does."""
-        if work.prefill and work.decodes and self.model.num_chunked >= FRESH:
-            self.tail.add(seconds - self.model.predict(work))
+        if not work.decodes or self.model.num_chunked < FRESH or not 0.0 < seconds < inf:
+            return
+        beyond = min(seconds, 2.0 * self.bound) - self.model.predict(work) - self.drift
+        if work.prefill:
+            self.tail.add(beyond)
+        most, drift = MOST_ERROR * self.bound, MOST_DRIFT * self.bound
+        self.drift += DRIFT * min(max(beyond, -most), most)
+        self.drift = min(max(self.drift, -drift), drift)
 
     def open_for(self, columns: StepRows | None, rest: Sequence[Branch]) -> Allowance | None:
         """The allowance of a step of plain decodes and those of ``rest`` that decode; None (no bound) without any."""
@@ -112,14 +128,14 @@ class GapControl:
         """The allowance of a step in which ``decodes`` (at least one) rows read ``context`` positions."""
         model = self.model
         cost = model.predict(StepWork(decodes, context))
-        if cost > self.bound:
+        if cost + self.drift > self.bound:
             self.steps_hopeless += 1
-        return Allowance(model, self.bound - self.margin - cost)
+        return Allowance(model, self.budget - cost)
 
     def affordable(self, decodes: int, context: int, start: int) -> int:
         """Tokens from position ``start`` on that a step with these decodes has room for; at least 1."""
         cost = self.model.predict(StepWork(decodes, context))
-        return Allowance(self.model, self.bound - self.margin - cost).fit(start, 10**9)
+        return Allowance(self.model, self.budget - cost).fit(start, 10**9)
 
     def close(self, work: StepWork, allowance: Allowance) -> None:
         """Note the price of a step that was planned under an allowance."""

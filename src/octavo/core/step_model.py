@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from math import log
 from operator import add
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ REFIT_EVERY = 8  # steps; every step while there are fewer than FRESH of its kin
 FRESH = 32
 ENOUGH_CHUNKS = 4  # steps with prefill before the model is called fitted; steps with logprobs that are just believed
 TAIL_SIZE = 4096
+PEAKS = 0.05  # of all values, the largest ones, tell how the tail falls off
+FEWEST_PEAKS = 16
 PACE = 1 / 64  # of the newest step in their mean time
 LONG = 4.0  # times what was foretold is what one step counts at most
 
@@ -84,12 +87,13 @@ def work_of(rows: Sequence[ScheduledRow]) -> StepWork:
 
 
 class Tail:
-    """The last ``size`` values, and what few of them exceed."""
+    """Recent values, and what few of them exceed: the last ``size``, or the later ``part`` of all if that is less."""
 
-    def __init__(self, size: int = TAIL_SIZE) -> None:
+    def __init__(self, size: int = TAIL_SIZE, part: float = 1.0) -> None:
         if size < 1:
             raise InvalidInput("size", size, "give at least 1")
-        self.size = size
+        self.size, self.part = size, part
+        self.seen = 0
         self._order: deque[float] = deque()
         self._sorted: list[float] = []
 
@@ -98,7 +102,8 @@ class Tail:
 
     def add(self, value: float) -> None:
         """One more value; the oldest goes where there are too many."""
-        if len(self._order) == self.size:
+        self.seen += 1
+        if len(self._order) >= min(self.size, max(FRESH, self.part * self.seen)):
             oldest = self._order.popleft()
             del self._sorted[bisect_left(self._sorted, oldest)]
         self._order.append(value)
@@ -109,6 +114,17 @@ class Tail:
         if not self._sorted:
             return 0.0
         return self._sorted[-1 - min(int(share * len(self._sorted)), len(self._sorted) - 1)]
+
+    def beyond(self, share: float) -> float:
+        """The value that ``share`` of what comes is above, if the largest values fall off exponentially: by their mean
+        excess (peaks over a threshold; Pickands 1975). 0 without values."""
+        seen = len(self._sorted)
+        if not seen:
+            return 0.0
+        count = min(max(int(PEAKS * seen), FEWEST_PEAKS), seen)
+        edge = self._sorted[-count]
+        excess = sum(self._sorted[-count:]) / count - edge
+        return edge + excess * max(0.0, log(count / (share * seen)))
 
 
 class _Sums:
