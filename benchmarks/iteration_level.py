@@ -3,8 +3,8 @@
     python benchmarks/iteration_level.py [--requests 256] [--rounds 2]          (make iteration-level)
 
 Static: eight requests go together, and the next eight wait for the last of them. Steps of equal cost would give
-E[max] / E[mean] = 1.77 at eight slots, less what the last of all requests leave empty: 5% with 128 requests, half of that
-with 256. A step of eight rows costs more than one of the five that static batching has on average.
+E[max] / E[mean] = 1.77 at eight slots, less what the last of all requests leave empty: 5% with 128 requests, half of
+that with 256. A step of eight rows costs more than one of the five that static batching has on average.
 """
 
 from __future__ import annotations
