@@ -32,7 +32,7 @@ def send_all(app: Starlette, requests: list[tuple[str, str, dict[str, Any]]]) ->
 
     async def go() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return list(await asyncio.gather(*(client.request(m, p, **k) for m, p, k in requests)))
 
     return asyncio.run(go())
@@ -82,7 +82,7 @@ class Client:
             "raw_path": path.encode(),
             "query_string": b"",
             "root_path": "",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
             "client": ("test", 1),
             "server": ("test", 80),
         }

@@ -23,7 +23,7 @@ def refusals(app: Starlette, count: int, requests: list[dict[str, Any]]) -> list
 
     async def go() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             tasks = {asyncio.ensure_future(client.post(COMPLETIONS, **request)) for request in requests}
             ended: set[asyncio.Future[httpx.Response]] = set()
             while len(ended) < count:

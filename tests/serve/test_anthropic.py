@@ -28,8 +28,10 @@ def ask(call: Callable[[anthropic.AsyncAnthropic], Awaitable[_Result]], app: Sta
 
     async def go() -> _Result:
         transport = httpx2.ASGITransport(app=app or make_app(), raise_app_exceptions=False)
-        http = httpx2.AsyncClient(transport=transport, base_url="http://test")
-        async with anthropic.AsyncAnthropic(base_url="http://test", api_key="x", max_retries=0, http_client=http) as c:
+        http = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
+        async with anthropic.AsyncAnthropic(
+            base_url="http://localhost", api_key="x", max_retries=0, http_client=http
+        ) as c:
             return await call(c)
 
     return asyncio.run(go())

@@ -44,7 +44,7 @@ def test_a_live_id_is_refused_and_a_left_one_may_come_again() -> None:
 
     async def ask(method: str, path: str, **kwargs: Any) -> httpx.Response:
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **kwargs)
 
     async def go() -> None:

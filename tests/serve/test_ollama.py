@@ -27,7 +27,7 @@ def ask(call: Callable[[ollama.AsyncClient], Awaitable[_Result]], app: Starlette
 
     async def go() -> _Result:
         transport = httpx.ASGITransport(app=app or make_app(), raise_app_exceptions=False)
-        async with ollama.AsyncClient("http://test", transport=transport) as client:
+        async with ollama.AsyncClient("http://localhost", transport=transport) as client:
             return await call(client)
 
     return asyncio.run(go())

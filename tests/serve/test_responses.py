@@ -26,8 +26,10 @@ def ask(call: Callable[[openai.AsyncOpenAI], Awaitable[_Result]], app: Starlette
 
     async def go() -> _Result:
         transport = httpx2.ASGITransport(app=app or make_app(), raise_app_exceptions=False)
-        http = httpx2.AsyncClient(transport=transport, base_url="http://test")
-        async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="x", max_retries=0, http_client=http) as c:
+        http = httpx2.AsyncClient(transport=transport, base_url="http://localhost")
+        async with openai.AsyncOpenAI(
+            base_url="http://localhost/v1", api_key="x", max_retries=0, http_client=http
+        ) as c:
             return await call(c)
 
     return asyncio.run(go())
@@ -143,7 +145,7 @@ async def eventually(client: httpx2.AsyncClient, path: str, status: str) -> dict
 
 def in_process(app: Starlette, call: Callable[[httpx2.AsyncClient], Awaitable[None]]) -> None:
     async def go() -> None:
-        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost") as client:
             await call(client)
 
     asyncio.run(go())

@@ -8,9 +8,11 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.serve.admin import admin_listener
 from octavo.serve.apis import anthropic, ollama, openai, probes, requests, responses, tokens
 from octavo.serve.apis.ollama_answers import OLLAMA
 from octavo.serve.apis.response_answers import RESPONSES
@@ -18,6 +20,8 @@ from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError
 from octavo.serve.front import Front, internal_error
+from octavo.serve.guard import Guard, allowed_hosts
+from octavo.serve.keys import read_keys
 from octavo.serve.port import EnginePort
 
 __all__ = ["create_app"]
@@ -39,12 +43,15 @@ def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
-        yield
+        async with admin_listener(front, front.config):
+            yield
         front.close()
 
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected}
     routes = [route for api in _APIS for route in api.routes(front)]
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    keys = read_keys(front.config.key_file) if front.config.key_file else None
+    guard = Middleware(Guard, keys=keys, hosts=allowed_hosts(front.config), dialect_of=dialect_of)
+    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan, middleware=[guard])
 
 
 def dialect_of(path: str) -> Dialect:

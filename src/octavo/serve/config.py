@@ -15,7 +15,7 @@ __all__ = ["ServeConfig"]
 
 LAYOUTS = ("auto", "single", "compact")
 LAYOUT_RULE = "auto: compact (engine, front end and supervisor), but single with one CPU or without Unix sockets."
-_LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -30,6 +30,10 @@ class ServeConfig:
     host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
     layout: str = _flag("auto", f"Processes: {', '.join(LAYOUTS)}. {LAYOUT_RULE}")
+    allowed_hosts: str = _flag("", "Names, separated by commas, that clients may call a server on loopback by.")
+    key_file: str = _flag("", "File of API keys (SECURITY.md); default: none are needed.")
+    share_prefixes: bool = _flag(False, "Let requests of different keys share cached prefixes.")
+    admin_socket: str = _flag("", "Unix socket for the operator's routes (docs/api.md); default: there are none.")
     served_model_name: str = _flag("", "Name that clients use for the model; default: the name it was loaded by.")
     max_body_bytes: int = _flag(4 << 20, "Largest request body; counted while reading.")
     max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
@@ -61,8 +65,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidInput("port", self.port, "give a port from 0 to 65535")
-        if self.log_level not in _LOG_LEVELS:
-            raise InvalidInput("log_level", self.log_level, "use one of " + ", ".join(_LOG_LEVELS))
+        if self.log_level not in LOG_LEVELS:
+            raise InvalidInput("log_level", self.log_level, "use one of " + ", ".join(LOG_LEVELS))
         if self.layout == "full":
             raise InvalidInput("layout", self.layout, "is not there yet; use compact: an engine and one front end")
         if self.layout not in LAYOUTS:

@@ -31,6 +31,8 @@ from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect, json_response
 from octavo.serve.errors import ApiError, invalid
 from octavo.serve.generate import Choice, Job, collect
+from octavo.serve.guard import KEY
+from octavo.serve.keys import Key
 from octavo.serve.known_names import GENERATION, Names
 from octavo.serve.ledger import Ledger
 from octavo.serve.metrics import Metrics
@@ -39,6 +41,7 @@ from octavo.serve.params import sampling_params
 from octavo.serve.port import EnginePort
 from octavo.serve.prompts import Prompt, encode_chat_prompt, encode_prompts, ending_at_turns, fit_context
 from octavo.serve.protocol import ChatRequest, CompletionRequest
+from octavo.serve.quotas import Quotas
 from octavo.serve.sse import EventStream, until_disconnect
 
 __all__ = ["Encode", "Events", "Front", "Order", "Whole", "internal_error"]
@@ -47,6 +50,7 @@ _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _TEXT_THREADS = 2
+_DRAINING = "The server takes no new requests: it is about to stop."
 _NO_PRIORITY = "start the server with --policy priority to have it honoured"
 _log = logging.getLogger(__name__)
 
@@ -88,6 +92,8 @@ class Front:
         self.metrics = Metrics(engine, self.model)
         self.admission = Admission(config.limits(), engine, self.metrics.saw_first_token)
         self.ledger = Ledger()
+        self.quotas = Quotas()
+        self.draining = False
         self.started = int(time.time())
         self._unseen: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
@@ -155,12 +161,19 @@ class Front:
 
     def refuses_now(self) -> str | None:
         """Why a small request of nobody in particular would not be let in now; None if it would."""
+        if self.draining:
+            return _DRAINING
         refusal = self.admission.refusal(Ask("", 1))
         return None if refusal is None else refusal.message
 
     def tenant(self, http: Request) -> str:
-        """Whose request it is."""
-        return tenant_of(_credentials(http))
+        """Whose request it is: the name of its key, where there are keys."""
+        key: Key | None = http.scope.get(KEY)
+        return tenant_of(_credentials(http)) if key is None else key.name
+
+    def _salt(self, key: Key | None, salt: str) -> str:
+        """What prefixes are kept apart by: the client's salt, and its key."""
+        return salt if key is None or self.config.share_prefixes else f"{key.name}:{salt}"
 
     async def serve(self, http: Request, order: Order) -> Any:
         """Run the engine while the client is there: as a stream, or whole."""
@@ -183,14 +196,20 @@ class Front:
             raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
         if order.body.priority and "priority" not in self.policy.split(","):
             note(order.warnings, "priority", _NO_PRIORITY)
-        request_id, tenant = request_id_of(http, order.body.request_id), self.tenant(http)
+        if self.draining:
+            raise ApiError(503, _DRAINING, code="draining", headers={"Retry-After": "5"})
+        request_id, tenant, key = request_id_of(http, order.body.request_id), self.tenant(http), http.scope.get(KEY)
+        places.enter_context(self.quotas.inside(key))
         entry = places.enter_context(self.ledger.running(request_id))
         self.admission.check(Ask(tenant, sequences))  # before work is done for it
         prompts = await self.in_thread(order.encode, order.body, self.engine, self.config)
         fit_context(prompts, params, self.engine, order.param)
+        self.quotas.check_tokens(key, sum(len(prompt.token_ids) for prompt in prompts))
         ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms))
         visit = places.enter_context(self.admission.enter(ask))
         reply = self._reply(order, request_id, prompts, tenant, visit)
+        reply.job.cache_salt = self._salt(key, reply.job.cache_salt)
+        places.callback(lambda: self.quotas.charge_tokens(key, reply.job.usage().total_tokens))
         entry.job = reply.job
         return reply
 

@@ -34,6 +34,10 @@ class Ledger:
         self._running: dict[str, Entry] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
 
+    def __len__(self) -> int:
+        """Requests that run."""
+        return len(self._running)
+
     @contextmanager
     def running(self, request_id: str) -> Iterator[Entry]:
         """Keep an id for one request while the block runs. Raises ``ApiError`` 409."""

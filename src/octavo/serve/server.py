@@ -9,6 +9,7 @@ from collections.abc import Callable
 from octavo.core.errors import InvalidInput
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
+from octavo.serve.keys import read_keys
 
 __all__ = ["serve"]
 
@@ -17,6 +18,8 @@ _BACKLOG = 1024  # connections that wait to be accepted
 
 def serve(engine_config: EngineConfig, config: ServeConfig, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. Raises ``InvalidInput`` for a port in use or a model that cannot run."""
+    if config.key_file:
+        read_keys(config.key_file)  # what is wrong with it is said before a model is loaded
     listener = _listen(config)
     try:
         _served_by(config.resolved_layout)(engine_config, config, listener, _url(listener), say)

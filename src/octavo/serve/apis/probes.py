@@ -12,9 +12,8 @@ from octavo import __version__
 from octavo.serve.dialects import json_response
 from octavo.serve.front import Front
 
-__all__ = ["OPEN_PATHS", "routes"]
+__all__ = ["routes"]
 
-OPEN_PATHS = ("/health", "/health/live", "/health/ready")  # asked without a key
 _log = logging.getLogger(__name__)
 
 

@@ -1,0 +1,114 @@
+"""What the operator alone may do, on a listener of its own: a unix socket that only the server's user can open.
+
+curl --unix-socket PATH -X POST http://admin/drain
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from octavo.core.errors import InvalidInput
+from octavo.serve.config import LOG_LEVELS, ServeConfig
+from octavo.serve.dialects import json_response
+from octavo.serve.errors import invalid
+from octavo.serve.front import Front
+from octavo.serve.http import HttpServer, uvicorn_config
+from octavo.serve.known_names import Names
+
+__all__ = ["admin_app", "admin_listener"]
+
+
+class LogLevelRequest(msgspec.Struct):
+    """Body of `/log_level`."""
+
+    level: str
+
+
+def admin_app(front: Front) -> Starlette:
+    """The operator's routes."""
+    admin = _Admin(front)
+    table = [
+        ("/state", "GET", admin.state),
+        ("/drain", "POST", admin.drain),
+        ("/resume", "POST", admin.resume),
+        ("/log_level", "POST", admin.log_level),
+    ]
+    return Starlette(routes=[Route(path, front.answered(call), methods=[method]) for path, method, call in table])
+
+
+class _Admin:
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def state(self, http: Request) -> Response:
+        """GET /state: who is inside, and whether new requests are taken."""
+        front = self._front
+        told = {"model": front.model, "draining": front.draining, "running": len(front.ledger)}
+        return json_response({**told, "log_level": logging.getLevelName(logging.getLogger().level).lower()})
+
+    async def drain(self, http: Request) -> Response:
+        """POST /drain: take no new requests; those inside go on to their end."""
+        self._front.draining = True
+        return await self.state(http)
+
+    async def resume(self, http: Request) -> Response:
+        """POST /resume: take new requests again."""
+        self._front.draining = False
+        return await self.state(http)
+
+    async def log_level(self, http: Request) -> Response:
+        """POST /log_level: ``{"level"}``."""
+        asked, _ = await self._front.body(http, LogLevelRequest, Names())
+        if asked.level not in LOG_LEVELS:
+            raise invalid("level", "must be one of " + ", ".join(LOG_LEVELS))
+        logging.getLogger().setLevel(5 if asked.level == "trace" else asked.level.upper())
+        return await self.state(http)
+
+
+@asynccontextmanager
+async def admin_listener(front: Front, config: ServeConfig) -> AsyncGenerator[None, None]:
+    """Serve the operator's routes while the block runs, if there is a place for them."""
+    if not config.admin_socket:
+        yield
+        return
+    path = Path(config.admin_socket)
+    listener = _bound(path)
+    server = HttpServer(uvicorn_config(admin_app(front), config))
+    task = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.stop()
+        await task
+        listener.close()
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _bound(path: Path) -> socket.socket:
+    """A socket at this path, which nobody else may open. Raises ``InvalidInput``."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        if path.is_socket():
+            path.unlink()  # of a server that has died
+        listener.bind(str(path))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise InvalidInput("admin_socket", str(path), f"cannot be listened on: {error.strerror or error}") from error
+    finally:
+        os.umask(mask)
+    return listener
