@@ -127,6 +127,23 @@ def test_a_server_on_loopback_answers_to_names_of_loopback(limits: dict[str, Any
         assert check_error(answer, 403)["code"] == "host_not_allowed" and "evil" not in answer.text
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8000", 200),
+        ("http://127.0.0.1", 200),
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+    ],
+)
+def test_pages_of_other_sites_are_not_served(origin: str, status: int) -> None:
+    engine = FakeEngine()
+    answer = send(make_app(engine), "POST", COMPLETIONS, json={"prompt": "a"}, headers={"origin": origin})
+    assert answer.status_code == status and bool(engine.asked) == (status == 200)
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
 def test_nothing_but_http_is_spoken(tmp_path: Path) -> None:
     sent: list[Any] = []
 

@@ -1,7 +1,8 @@
 """Who may speak to the server at all: checked on the raw request, before any route is looked for.
 
 Every path and method needs a key, where there are keys, except those of `OPEN`. A server on loopback answers to the
-names of loopback alone, so that a page in a browser cannot reach it by a name of its own (DNS rebinding).
+names of loopback alone, so that a page in a browser cannot reach it by a name of its own (DNS rebinding), and to no page
+of another site.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Guard:
         if self._hosts and _host(headers.get(b"host", [])) not in self._hosts:
             remedy = "start the server with --allowed-hosts to have it answer to this name"
             return ApiError(403, f"The Host header names no host of this server; {remedy}.", code="host_not_allowed")
+        if self._hosts and any(_origin(value) not in self._hosts for value in headers.get(b"origin", [])):
+            return ApiError(403, "Pages of other sites may not use this server.", code="origin_not_allowed")
         if self._keys is None or scope["path"] in OPEN:
             return None
         secret = _secret(headers)
@@ -80,6 +83,11 @@ def _host(values: list[bytes]) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+def _origin(value: bytes) -> str:
+    """The host of the page that a browser sends a request for."""
+    return _host([value.partition(b"://")[2]])
 
 
 def _secret(headers: dict[bytes, list[bytes]]) -> str | None:
