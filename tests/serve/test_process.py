@@ -18,7 +18,7 @@ TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 def _sent_whole_before_reading(url: str, size: int) -> bytes:
     """What a client gets that writes all of its body, then reads to the end. A reset connection raises."""
     with socket.create_connection((urlsplit(url).hostname, urlsplit(url).port or 0), timeout=30) as client:
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % size)
         client.sendall(b" " * size)
         answer = b""
         while piece := client.recv(1 << 16):
@@ -43,7 +43,7 @@ def test_it_serves_and_ends_cleanly_though_a_stream_is_open() -> None:
         assert _sent_whole_before_reading(server.url, 24 << 20).startswith(b"HTTP/1.1 413 ")
         assert wait_idle(server.url)
         held = socket.create_connection((urlsplit(server.url).hostname, urlsplit(server.url).port or 0))
-        held.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        held.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     held.close()
 
 

@@ -1,8 +1,8 @@
 """Who may speak to the server at all: checked on the raw request, before any route is looked for.
 
 Every path and method needs a key, where there are keys, except those of `OPEN`. A server on loopback answers to the
-names of loopback alone, so that a page in a browser cannot reach it by a name of its own (DNS rebinding), and to no page
-of another site.
+names of loopback alone, so that a page in a browser cannot reach it by a name of its own (DNS rebinding), and to no
+page of another site.
 """
 
 from __future__ import annotations
