@@ -71,6 +71,8 @@ class Stream:
     done: bool = False
     left: bool = False  # its client, or its front end, is gone
     deaths: int = 0  # of engines, while it was open
+    poison: bool = False  # whatever engine runs it, dies
+    only_poison_fails: bool = False
 
     def take(self, event: TokenEvent) -> None:
         """One event, in its place."""
@@ -95,7 +97,7 @@ class Stream:
             raise Broken(f"{self.name}/{event.choice} ended twice")
         self.ends[event.choice] = event.finish_reason
         if event.error is not None:
-            if self.deaths < MAX_DEATHS:
+            if self.deaths < MAX_DEATHS or (self.only_poison_fails and not self.poison):
                 raise Broken(f"{self.name} failed: {event.error}")
         elif (event.finish_reason, told) != (self.reasons[event.choice], self.expected[event.choice]):
             raise Broken(f"{self.name}/{event.choice}: {event.finish_reason} after {told}")
@@ -174,6 +176,9 @@ class Engine(Process):
         self.side.end_silent(self.world.now, RULES.silence)
         if self.scheduler.has_work and self.world.random.random() < 0.8:
             decision = self.scheduler.plan(self.world.now)
+            if any(row.request_id in self.world.poison for row in decision.rows):
+                self.world.die(self, -11)
+                return
             if decision.rows:
                 events = self.scheduler.commit(self.model(decision), self.world.now)
             else:
@@ -253,18 +258,28 @@ class Api(Process):
 class World:
     """Links, clock and deaths. ``play`` runs everything and raises ``Broken``."""
 
-    def __init__(self, seed: int, *, kills: int = 6, requests: int = 14, twice: float = 0.1) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        kills: int = 6,
+        requests: int = 14,
+        apis: int = 2,
+        twice: float = 0.1,
+        poison: float = 0.0,
+    ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.twice = twice  # how often a message of the engine comes twice
-        self.plan = Supervision(apis=2, rules=RULES)
+        self.plan = Supervision(apis=apis, rules=RULES)
         self.processes: dict[int, Process] = {}  # by epoch
         self.streams: list[Stream] = []
         self.ended: End | None = None
         self.num_resumed = self.num_kills = 0
         self._links: dict[tuple[int, int, str], list[tuple[float, list[bytes]]]] = {}
         self._exits: list[tuple[float, int, int]] = []
-        self._kills, self._requests = kills, requests
+        self.poison: set[str] = set()  # requests that kill whatever engine runs them
+        self._kills, self._requests, self._poison = kills, requests, poison
 
     # -- processes and links
 
@@ -331,6 +346,8 @@ class World:
             expected.append(tokens)
             reasons.append(reason)
         stream = Stream(name, params, expected, reasons, stop_after, [[] for _ in range(n)], [None] * n)
+        stream.poison, stream.only_poison_fails = self.random.random() < self._poison, bool(self._poison)
+        self.poison |= {name} if stream.poison else set()
         self.streams.append(stream)
         api.ask(stream, prompt)
 
@@ -348,7 +365,7 @@ class World:
             if process.stopped and self.random.random() < 0.03:
                 process.stopped = False
         open_streams = [stream for stream in self.streams if not (stream.done or stream.left)]
-        if open_streams and self.random.random() < 0.005:
+        if open_streams and self._kills and self.random.random() < 0.005:
             stream = self.random.choice(open_streams)
             for process in self.processes.values():
                 if isinstance(process, Api) and not process.stopped and stream.name in process.streams:

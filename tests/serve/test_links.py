@@ -25,6 +25,15 @@ def test_any_process_may_die_at_any_event() -> None:
     assert sum(world.num_resumed for world in worlds) > 30  # the deaths came in the middle of something
 
 
+def test_a_request_that_kills_engines_takes_nobody_along() -> None:
+    worlds = [World(seed, kills=0, requests=10, apis=1, poison=0.3).play() for seed in range(10)]
+    ends = {stream.poison: set() for world in worlds for stream in world.streams}
+    for world in worlds:
+        for stream in world.streams:
+            ends[stream.poison] |= set(stream.ends)
+    assert ends == {True: {"error"}, False: {"stop", "length"}}
+
+
 # -- messages
 
 LOGPROBS = m.pack_logprobs(TokenLogprobs(3, -0.5, 1, ((3, -0.5), (4, float("-inf"))), ()))
@@ -116,14 +125,15 @@ def drawn(side: ApiSide, row: int, *tokens: int, first: int = 0) -> list[int]:
 
 
 def test_what_kills_every_engine_is_given_up_and_who_comes_on_is_not() -> None:
-    side = front_end("poison", "other")
+    side = front_end("other", "poison", "third")
     for life in range(1, MAX_DEATHS + 1):
         side.engine_up(life, 0.0)
-        asked = {message.request_id: message for message in sent(side, m.Submit)}
-        assert set(asked) == {"poison", "other"}
-        assert drawn(side, asked["other"].row, life, first=life - 1) == [life]
+        (row, *_) = (message.row for message in sent(side, m.Submit) if message.request_id == "other")
+        assert drawn(side, row, life, first=life - 1) == [life]
+        asked = [message.request_id for message in sent(side, m.Submit)]
+        assert asked == (["other", "poison", "third"] if life < MAX_DEATHS else ["other", "poison"])
         told = side.engine_down()
-        assert [(e.request_id, e.kind) for e in told if life < MAX_DEATHS] == []
+        assert [event for event in told if life < MAX_DEATHS] == []
     assert [(e.request_id, e.kind, e.finish_reason) for e in told] == [
         ("poison", EventKind.CHOICE_END, "error"),
         ("poison", EventKind.REQUEST_END, "error"),
@@ -131,6 +141,26 @@ def test_what_kills_every_engine_is_given_up_and_who_comes_on_is_not() -> None:
     side.engine_up(9, 0.0)
     (again,) = sent(side, m.Submit)
     assert (again.request_id, again.outputs, again.ended) == ("other", ((1, 2, 3),), (False,))
+
+
+def test_suspects_follow_each_other_as_each_has_shown_that_it_can_be_run() -> None:
+    side = front_end("a", "b", "c", "d")
+    for life in (1, 2, 3):
+        side.outbox.clear()
+        side.engine_up(life, 0.0)
+        if life < 3:
+            side.engine_down()
+    side.submit(Request("new", (1, 2), ASKED), "", 0.0)
+    side.cancel("c")  # before its turn
+    order = []
+    for leaves in (False, True, False, False):
+        (now,) = sent(side, m.Submit)
+        order.append(now.request_id)
+        side.outbox.clear()
+        side.cancel(now.request_id) if leaves else drawn(side, now.row, 7)
+    assert order == ["a", "b", "d", "new"]
+    side.submit(Request("later", (1, 2), ASKED), "", 0.0)
+    assert [message.request_id for message in sent(side, m.Submit)] == ["later"]
 
 
 def test_lost_messages_are_noticed_and_the_request_begins_anew_behind_what_is_known() -> None:

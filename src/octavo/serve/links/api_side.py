@@ -10,6 +10,7 @@ with the same numerics goes on with the tokens that the first one would have dra
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ from octavo.serve.links.messages import (
 __all__ = ["ApiSide"]
 
 MAX_DEATHS = 3  # engines in a row that a request may see die without a token
+SUSPECT_AFTER = 2  # after so many of any request, each waits until the one before it has shown that it can be run
 MAX_SALT = 4096  # characters
 _FATAL = "the engine died {} times in a row while it ran this request"
 _ENDED_WELL = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS})
@@ -75,6 +77,9 @@ class ApiSide:
         self._next_row = 1
         self._found: list[TokenEvent] = []  # by ourselves, not yet taken
         self._lost: dict[int, _Open] = {}  # of which messages are missing, by row of choice 0
+        self._suspects: deque[_Open] = deque()  # that wait to be tried, one after the other
+        self._trial: _Open | None = None  # who is tried now
+        self._now = 0.0  # when the engine was last heard
 
     @property
     def num_open(self) -> int:
@@ -90,7 +95,9 @@ class ApiSide:
         if len(salt) > MAX_SALT:
             raise InvalidInput("cache_salt", f"{len(salt)} characters", f"give at most {MAX_SALT}")
         entry = self._open[request.request_id] = _Open(request, salt)
-        if self.engine:
+        if self._trial is not None:
+            self._suspects.append(entry)
+        elif self.engine:
             self._ask(entry, now)
 
     def cancel(self, request_id: str) -> None:
@@ -128,15 +135,23 @@ class ApiSide:
     def engine_up(self, epoch: int, now: float) -> Sequence[TokenEvent]:
         """An engine serves: everything that is open goes to it, first come first."""
         events = self.engine_down()
-        self.engine = epoch
+        self.engine, self._now = epoch, now
         self.outbox.append(ApiHello(self.seat))
-        for entry in self._open.values():
-            self._ask(entry, now)
+        if any(entry.deaths >= SUSPECT_AFTER for entry in self._open.values()):
+            self._suspects.extend(self._open.values())
+            self._try_next_suspect()
+        else:
+            for entry in self._open.values():
+                self._ask(entry, now)
         return events
 
     def engine_down(self) -> Sequence[TokenEvent]:
-        """The engine has died. What saw too many die, without a token in between, may be the cause: it is given up."""
-        self.engine = 0
+        """The engine has died. What saw too many die, without a token in between, is the cause: it is given up.
+
+        Who runs beside it sees as many die, so when two are dead each is tried alone, before the next one comes.
+        """
+        self.engine, self._trial = 0, None
+        self._suspects.clear()
         self.outbox.clear()
         self._rows.clear()
         self._asked.clear()
@@ -153,6 +168,7 @@ class ApiSide:
         """Take a message in. What another engine says than the one that serves is dropped."""
         if sender != self.engine:
             return ()
+        self._now = now
         if isinstance(message, Step):
             return self._step(message, now)
         if isinstance(message, Stats):
@@ -194,9 +210,23 @@ class ApiSide:
             )
         )
 
+    def _try_next_suspect(self) -> None:
+        """Have one more run, if the one before has shown that it can be run."""
+        while self.engine and self._trial is None and self._suspects:
+            entry = self._suspects.popleft()
+            if self._open.get(entry.request.request_id) is entry:
+                self._trial = entry
+                self._ask(entry, self._now)
+
+    def _acquit(self, entry: _Open) -> None:
+        if entry is self._trial:
+            self._trial = None
+            self._try_next_suspect()
+
     def _close(self, entry: _Open) -> None:
         self._open.pop(entry.request.request_id, None)
         self._unfollow(entry)
+        self._acquit(entry)
 
     def _unfollow(self, entry: _Open) -> None:
         self._asked.pop(entry.row, None)
@@ -244,6 +274,8 @@ class ApiSide:
         others = list(self._others(step.events))
         for entry in list(self._lost.values()):
             self._ask_again(entry, now)
+        if self._trial is not None and _num_tokens(self._trial) > self._trial.known:
+            self._acquit(self._trial)
         return StepEvents(branches, indices, tokens, others) if branches else others
 
     def _fits(self, branch: Branch, index: int) -> bool:
