@@ -80,6 +80,8 @@ def test_those_that_come_back_from_disk_say_the_same_as_alone(cores: Any, model:
     stats = engine_stats(again)
     if model == "llama":
         assert max(found.values()) > 1 and stats["disk_bytes_in"] and first.tiers.disk.pages_written
+        told = [event for event in again.scheduler.timeline if event["kind"] == "moved" and event["tier"] == "disk"]
+        assert told and all(event["pages"] and event["seconds"] > 0.0 for event in told)  # the chooser learns of it
         assert again.kv.host.stats.disk_restored and stats["tier_hit_tokens"] <= stats["tier_queries_tokens"]
     assert stats["preemptions"] == stats["preemptions_swap"] > 0 == stats["preemptions_recompute"]
 
