@@ -221,3 +221,6 @@ def test_the_rate_follows_the_bound():
                 each.submit(f"p{turn}", 1500, 2)
             each.step()
     assert 0 < run.scheduler.prefill_rate() < free.scheduler.prefill_rate()
+    model, beside = run.scheduler.step_model, run.scheduler.last_work
+    assert beside.decodes == 8
+    assert run.scheduler.prefill_rate() < 0.95 * prefill_rate(model, beside, 512 - beside.decodes, 512)

@@ -74,6 +74,16 @@ def test_gaps_above_the_bound_are_counted():
     assert GapMeter().quantile(0.5) == 0.0
 
 
+def test_who_takes_anothers_place_has_gaps_of_its_own():
+    """One of two that decode is preempted and another one goes on: no event tells of either."""
+    a, b, c = (make_request(name, [1]).branches[0] for name in "abc")
+    meter = GapMeter()
+    for now, branches in ((1.0, [a, b]), (1.1, [a, b]), (1.3, [a, c]), (1.6, [a, b])):
+        meter._saw_drawn(branches, now)
+    assert meter.num_gaps == 3 + 2  # of a; of b, the second over the time in which it had no slot
+    assert meter.quantile(1.0) == pytest.approx(0.5, rel=0.021)
+
+
 def test_a_bound_shows_in_the_statistics():
     core = make_core(max_token_gap_ms=50)
     core.submit(make_request("r", [1, 2, 3], SamplingParams(max_tokens=3)), 0.0)
@@ -81,6 +91,8 @@ def test_a_bound_shows_in_the_statistics():
         core.step(0.0)
     stats = engine_stats(core)
     assert stats["gap_bound_s"] == 0.05 and stats["gap_steps_limited"] == 0
+    core.scheduler.step_model.step_seconds = 0.25
+    assert engine_stats(core)["mean_step_seconds"] == 0.25
     assert "gap_bound_s" not in engine_stats(make_core())
 
 

@@ -11,8 +11,9 @@ from fake_engine import FakeEngine
 from serve_http import CHAT, COMPLETIONS, HELLO, Client, check_error, make_app, send
 from starlette.applications import Starlette
 
+from octavo.core.admission import Ask, Limits
 from octavo.core.errors import InvalidInput
-from octavo.serve.admission import tenant_of
+from octavo.serve.admission import Admission, tenant_of
 from octavo.serve.config import ServeConfig
 
 FIVE = {"prompt": "abcde"}
@@ -104,6 +105,18 @@ def test_a_forecast_is_told_and_held_against_the_truth() -> None:
     text = send(app, "GET", "/metrics").text
     assert 'octavo:first_token_forecast_error_count{model_name="fake"} 1.0' in text
     assert "x-octavo-first-token-forecast" not in send(make_app(), "POST", CHAT, json=HELLO).headers
+
+
+def test_the_pace_of_the_engine_is_what_the_door_counts_with() -> None:
+    """Two requests of one step each: what they waited and stayed is told in the engine's steps."""
+    engine = FakeEngine(prefill_tokens_per_s=10.0)
+    stats, steps = engine.stats, iter(range(100, 1000, 10))
+    engine.stats = lambda: {**stats(), "steps": next(steps), "mean_step_seconds": 0.25}  # type: ignore[method-assign]
+    admission = Admission(Limits(), engine, lambda told, waited: None)
+    with admission.enter(Ask("", 1, 5)) as visit:  # step 100
+        assert visit.forecast == 0.75  # its prompt, and a step
+        visit.first_token()  # step 110
+    assert admission.door.forecasts.stay == 10.0  # it left at step 120
 
 
 def test_refusals_are_counted_by_their_reason() -> None:
