@@ -76,7 +76,7 @@ def test_gaps_above_the_bound_are_counted():
 
 def test_who_takes_anothers_place_has_gaps_of_its_own():
     """One of two that decode is preempted and another one goes on: no event tells of either."""
-    a, b, c = (make_request(name, [1]).branches[0] for name in "abc")
+    a, b, c = (make_request(name, [1], SamplingParams()).branches[0] for name in "abc")
     meter = GapMeter()
     for now, branches in ((1.0, [a, b]), (1.1, [a, b]), (1.3, [a, c]), (1.6, [a, b])):
         meter._saw_drawn(branches, now)
