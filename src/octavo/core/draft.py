@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from octavo.core.batch import PageCopy, Preemption, ScheduledRow
+from octavo.core.batch import PageCopy, Preemption, ScheduleDecision, ScheduledRow, StepRows
 from octavo.core.gap import Allowance
 from octavo.core.policies import Key
 from octavo.core.request import Branch
+from octavo.core.timeline import Timeline
 from octavo.core.undo import UndoLog
 
 BranchKey = tuple[str, int]
@@ -38,6 +39,8 @@ class Draft:
     rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
     copies: list[PageCopy] = field(default_factory=list)
     swap_ins: tuple[PageCopy, ...] = ()
+    swap_outs: tuple[PageCopy, ...] = ()
+    sinks: tuple[PageCopy, ...] = ()
     preemptions: list[Preemption] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)  # planned ahead: each row's index in the step in flight
     turn: Key | None = None  # prefills whose turn comes later get nothing in this step
@@ -47,6 +50,16 @@ class Draft:
     def branches(self) -> list[Branch]:
         """One for each row."""
         return self.steady + self.served
+
+    @property
+    def columns(self) -> StepRows:
+        """The rows of `steady`; none where there are none."""
+        return self.rows if isinstance(self.rows, StepRows) else StepRows([], [], [], [], [], [], {})
+
+    @property
+    def decodes(self) -> tuple[list[str], list[int]]:
+        """Requests and choices of `steady`, as the timeline takes them."""
+        return self.columns.request_ids, self.columns.choices
 
     @property
     def num_other_tokens(self) -> int:
@@ -61,6 +74,32 @@ class Draft:
     def allows(self, branch: Branch) -> bool:
         """True if this step may schedule the branch."""
         return self.only is None or branch.key in self.only
+
+    def decision(
+        self, model: str, num_waiting: int, num_running: int, freed_slots: tuple[int, ...] = ()
+    ) -> ScheduleDecision:
+        """What the runner is to do."""
+        return ScheduleDecision(
+            model=model,
+            step=self.step,
+            rows=self.rows,
+            copies=tuple(self.copies),
+            swap_ins=self.swap_ins,
+            swap_outs=self.swap_outs,
+            freed_slots=freed_slots,
+            preemptions=tuple(self.preemptions),
+            num_waiting=num_waiting,
+            num_running=num_running,
+            sinks=self.sinks,
+        )
+
+    def tell_moves(self, timeline: Timeline) -> None:
+        """Record the pages that the step moves before it writes: to disk, to the host tier, and within the pool."""
+        outs = (("swap_out", self.sinks, {"tier": "disk"}), ("swap_out", self.swap_outs, {"tier": "host"}))
+        for kind, moves, where in (*outs, ("copy", self.copies, {})):
+            if moves:
+                pages = [page for move in moves for page in (move.source, move.target)]
+                timeline.record(kind, self.now, step=self.step, pages=pages, **where)
 
     @property
     def prefill_is_spent(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from octavo.core.admission import check_request, default_seed
-from octavo.core.batch import DrawnRows, PageCopy, ScheduleDecision, StepResult, StepRows, build_batch
+from octavo.core.batch import DrawnRows, ScheduleDecision, StepResult, build_batch
 from octavo.core.config import SchedulerConfig
 from octavo.core.draft import Draft
 from octavo.core.errors import CorruptPages, InvalidInput, RowError
@@ -23,7 +23,6 @@ from octavo.core.facts import facts_of
 from octavo.core.forecast import SURE, prefill_rate, prefill_seconds
 from octavo.core.gap import GapControl
 from octavo.core.kv import KVCacheManager
-from octavo.core.kv_swaps import NO_SWAPS
 from octavo.core.params import MAX_COUNT, check_int
 from octavo.core.planner import Planner
 from octavo.core.policies import make_policy
@@ -87,8 +86,7 @@ class ContinuousBatchScheduler:
         self._committer = Committer(kv, self._roster, vocab_size)
         self._isolation = Isolation()
         self._in_flight: Draft | None = None
-        self._ahead: ScheduleDecision | None = None  # behind the step in flight, and its draft
-        self._ahead_draft: Draft | None = None
+        self._ahead: Draft | None = None  # behind the step in flight
         self._inbox: list[Callable[[float], None]] = []
         self._queued_ids: dict[str, Request] = {}  # in the inbox
 
@@ -239,18 +237,11 @@ class ContinuousBatchScheduler:
         if not self._planner.steady.fill_ahead(draft, flying):
             return False
         self.steps += 1
-        outs, _, sinks = self.kv.take_swaps(draft.undo)
-        self._record_moves("swap_out", sinks, draft, tier="disk")
-        self._record_moves("swap_out", outs, draft, tier="host")
+        draft.swap_outs, _, draft.sinks = self.kv.take_swaps(draft.undo)
+        draft.tell_moves(self.timeline)
         self.kv.start_step(draft.step)
-        self._ahead_draft = draft
-        running = self.num_running
-        self._ahead = ScheduleDecision(
-            self.model, draft.step, draft.rows, swap_outs=outs, sinks=sinks, num_running=running
-        )
-        columns = self._ahead.rows
-        decodes = (columns.request_ids, columns.choices) if isinstance(columns, StepRows) else ([], [])
-        self.timeline.record("ahead", now, step=draft.step, decodes=decodes, free=self.kv.free_pages())
+        self._ahead = draft
+        self.timeline.record("ahead", now, step=draft.step, decodes=draft.decodes, free=self.kv.free_pages())
         return True
 
     def advance(self, result: StepResult) -> ScheduleDecision | None:
@@ -258,14 +249,14 @@ class ContinuousBatchScheduler:
 
         None if there is none, or if the result holds more than a token for each row: then it is taken back.
         """
-        draft, flying, rows = self._ahead_draft, self._in_flight, result.rows
-        if draft is None or flying is None or not isinstance(draft.rows, StepRows):
+        draft, flying, rows = self._ahead, self._in_flight, result.rows
+        if draft is None or flying is None:
             return None
         if not isinstance(rows, DrawnRows) or len(rows.ids) != len(flying.steady) or min(rows.ids) < 0:
             self._drop_ahead()
             return None
-        draft.rows.token_ids = [rows.ids[index] for index in draft.behind]
-        return self._ahead
+        draft.columns.token_ids = [rows.ids[index] for index in draft.behind]
+        return draft.decision(self.model, 0, self.num_running)
 
     def commit(self, result: StepResult, now: float = 0.0) -> Sequence[TokenEvent]:
         """Apply the result of the step in flight; all pending events. Raises ``InvalidInput`` for another's result."""
@@ -317,45 +308,23 @@ class ContinuousBatchScheduler:
             self._isolation.clear_group()  # cancelled in between, or without pages for now
 
     def _decide(self, draft: Draft, budget: int | None) -> ScheduleDecision:
-        outs, draft.swap_ins, sinks = self.kv.take_swaps(draft.undo) if draft.rows else NO_SWAPS
-        decision = ScheduleDecision(
-            model=self.model,
-            step=draft.step,
-            rows=draft.rows,
-            copies=tuple(draft.copies),
-            swap_ins=draft.swap_ins,
-            swap_outs=outs,
-            freed_slots=self._roster.take_freed_slots(draft.undo) if draft.rows else (),
-            preemptions=tuple(draft.preemptions),
-            num_waiting=self.num_waiting,
-            num_running=self.num_running,
-            sinks=sinks,
-        )
-        self._record(decision, draft, budget)
-        return decision
-
-    def _record(self, decision: ScheduleDecision, draft: Draft, budget: int | None) -> None:
-        """The step's events; what decodes plainly goes in as columns, whatever their length."""
-        self._record_moves("swap_out", decision.sinks, draft, tier="disk")
-        self._record_moves("swap_out", decision.swap_outs, draft, tier="host")
-        self._record_moves("copy", decision.copies, draft)
-        columns = draft.rows if isinstance(draft.rows, StepRows) else None
+        if draft.rows:
+            draft.swap_outs, draft.swap_ins, draft.sinks = self.kv.take_swaps(draft.undo)
+        freed = self._roster.take_freed_slots(draft.undo) if draft.rows else ()
+        decision = draft.decision(self.model, self.num_waiting, self.num_running, freed)
+        draft.tell_moves(self.timeline)
         self.timeline.record(
             "decision",
             draft.now,
             step=draft.step,
-            decodes=([], []) if columns is None else (columns.request_ids, columns.choices),
+            decodes=draft.decodes,
             rows=[(row.request_id, row.choice, row.num_scheduled_tokens, row.reason) for row in draft.others],
             waiting=decision.num_waiting,
             running=decision.num_running,
             free=self.kv.free_pages(),
             budget=budget,
         )
-
-    def _record_moves(self, kind: str, moves: Sequence[PageCopy], draft: Draft, **where: str) -> None:
-        if moves:
-            pages = [page for move in moves for page in (move.source, move.target)]
-            self.timeline.record(kind, draft.now, step=draft.step, pages=pages, **where)
+        return decision
 
     def _commit(self, result: StepResult, now: float) -> None:
         draft = self._in_flight
@@ -364,7 +333,7 @@ class ContinuousBatchScheduler:
                 raise InvalidInput("result", f"step {result.step}", "plan a step first")
             return
         self._committer.check(draft, result)
-        if self._ahead_draft is not None and UNKNOWN in _tokens_in(self._ahead_draft):
+        if self._ahead is not None and UNKNOWN in self._ahead.columns.token_ids:
             self._drop_ahead()
         self._in_flight = None
         self._apply_inbox(now)
@@ -375,11 +344,11 @@ class ContinuousBatchScheduler:
         self.last_work = self._unmeasured = work_of(draft.rows)
         if self.gap is not None and draft.allowance is not None:
             self.gap.close(self.last_work, draft.allowance)
-        self._in_flight, self._ahead_draft, self._ahead = self._ahead_draft, None, None
+        self._in_flight, self._ahead = self._ahead, None
 
     def _drop_ahead(self) -> None:
         """Take back the step behind the one in flight, if there is one: it has not run."""
-        draft, self._ahead_draft, self._ahead = self._ahead_draft, None, None
+        draft, self._ahead = self._ahead, None
         if draft is not None:
             draft.undo.rollback()
             self.kv.end_step(draft.step)
@@ -434,7 +403,3 @@ class ContinuousBatchScheduler:
             kept = branch.num_output_tokens
             self.timeline.record("stop", now, request=request_id, choice=choice, tokens=kept, late=drawn - kept)
             self._roster.finish(branch, FinishReason.STOP, stop_reason, now)
-
-
-def _tokens_in(draft: Draft) -> Sequence[int]:
-    return draft.rows.token_ids if isinstance(draft.rows, StepRows) else ()
