@@ -14,7 +14,7 @@ from octavo.core.request import Request
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
 
 VOCAB = 97
-_REQUEST_FIELDS = ("tenant", "priority", "deadline", "arrival", "namespace", "eos_token_ids")
+_REQUEST_FIELDS = ("tenant", "priority", "deadline", "arrival", "namespace", "eos_token_ids", "gang")
 
 
 def make_request(request_id: str = "r", prompt: Sequence[int] = (1, 2, 3), **values: Any) -> Request:
@@ -35,11 +35,16 @@ class Bench:
     def __init__(self, kv: KVCacheManager | None = None, seed_source: Any = None, **config: Any) -> None:
         self.kv = make_kv() if kv is None else kv
         self.model = NullModel(self.kv, VOCAB)
+        self.model.width_of = self._width
         self.scheduler = ContinuousBatchScheduler(
             self.kv, SchedulerConfig(**config), vocab_size=VOCAB, executor=self.model, seed_source=seed_source
         )
         self.events: list[TokenEvent] = []
         self.steps_left = 3000
+
+    def _width(self, request_id: str) -> int:
+        request = self.scheduler.get(request_id)
+        return request.params.n if request is not None and request.gang else 0
 
     def submit(self, *requests: Request) -> Bench:
         """Submit requests."""

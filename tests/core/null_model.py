@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 from octavo.core.batch import (
     DrawnRows,
+    GangEnding,
+    GangMove,
     RowResult,
     ScheduleDecision,
     ScheduledRow,
@@ -87,6 +89,46 @@ def null_tokens(
     return [next(stream)[0] for _ in range(count)]
 
 
+def null_score(token: int, seed: int) -> TokenLogprobs:
+    """The logprob of a token that a gang's driver chose."""
+    return TokenLogprobs(token, -float(mix(seed, token) >> 44), 1)
+
+
+def null_move(
+    request_id: str, members: Sequence[tuple[int, Sequence[int]]], seed: int, width: int, vocab: int
+) -> GangMove:
+    """Beam search without scores: whom each choice of a gang goes on from, and with what token, by a hash of all of it.
+
+    ``members`` are (hash of all tokens, output) of those that have drawn. Now and then all of it ends.
+    """
+    key = seed
+    for value, _ in members:
+        key = mix(key, value)
+    if members[0][1] and mix(key, 1) % 8 == 0:
+        said = [members[mix(key, 2 + i) % len(members)][1] for i in range(width)]
+        said = [output[: 1 + mix(key, 1000 + i) % len(output)] for i, output in enumerate(said)]
+        scores = [tuple(null_score(token, seed) for token in output) for output in said]
+        endings = (GangEnding(tuple(output), "stop", None, scored) for output, scored in zip(said, scores, strict=True))
+        return GangMove(request_id, endings=tuple(endings))
+    tokens = tuple(mix(key, 2000 + i) % vocab for i in range(width))
+    parents = tuple(mix(key, 3000 + i) % len(members) for i in range(width))
+    return GangMove(request_id, parents, tokens, tuple(null_score(token, seed) for token in tokens))
+
+
+def null_gang(
+    prompt: Sequence[int], seed: int, width: int, most: int, vocab: int = 97, salt: int = 0
+) -> tuple[list[list[int]], bool]:
+    """What each choice of a gang says, of at most ``most`` tokens, and whether its driver ended it."""
+    outputs: list[list[int]] = [[]]
+    while len(outputs[0]) < most:
+        members = [(prefix_hashes([*prompt, *output], salt)[-1], output) for output in outputs]
+        move = null_move("", members, seed, width, vocab)
+        if move.endings:
+            return [list(ending.token_ids) for ending in move.endings], True
+        outputs = [[*outputs[parent], token] for parent, token in zip(move.parents, move.token_ids, strict=True)]
+    return outputs, False
+
+
 def prompt_logprob(prefix_hash: int, token: int) -> TokenLogprobs:
     """The logprob that the null model gives to a prompt token after a prefix."""
     return TokenLogprobs(token, -float(mix(prefix_hash, token) >> 44), 1)
@@ -129,6 +171,7 @@ class NullModel:
         self.corrupt: Callable[[ScheduleDecision], Sequence[int]] = lambda decision: ()  # bad host pages that it reads
         self.fault: Callable[[ScheduleDecision], Exception | dict[int, str] | None] | None = None
         self.salt_of: Callable[[str], int] = lambda request_id: 0
+        self.width_of: Callable[[str], int] = lambda request_id: 0  # choices of a request that is a gang
         self.decisions: list[ScheduleDecision] = []
         self.rows_computed = 0
         self.always_draws = False  # answer plain decodes as columns in every step, not in every second one
@@ -152,12 +195,28 @@ class NullModel:
             self._write(row, garbage=everybody or i in broken)
         if isinstance(fault, Exception):
             raise fault
+        moves = self._moves(rows)
         results = tuple(RowResult(error=failed[i]) if i in failed else self._answer(row) for i, row in enumerate(rows))
         self.rows_computed += decision.num_scheduled_tokens
         if isinstance(decision.rows, StepRows) and not failed and (self.always_draws or decision.step % 2):
             decodes = len(decision.rows.slots)
             results = DrawnRows([row.token_ids[0] for row in results[:decodes]], results[decodes:])
-        return StepResult(decision.step, results)
+        return StepResult(decision.step, results, moves)
+
+    def _moves(self, rows: Sequence[ScheduledRow]) -> tuple[GangMove, ...]:
+        """How the gangs that draw in this step go on."""
+        drawn: dict[str, list[Slot]] = {}
+        for row in sorted((row for row in rows if row.flags.sample), key=lambda row: row.choice):
+            if self.width_of(row.request_id):
+                drawn.setdefault(row.request_id, []).append(self.slots[row.slot])
+        return tuple(self._move(request_id, slots) for request_id, slots in drawn.items())
+
+    def _move(self, request_id: str, slots: Sequence[Slot]) -> GangMove:
+        members = [(slot.hashes_up_to(len(slot.tokens))[-1], slot.tokens[slot.num_prompt_tokens :]) for slot in slots]
+        width = self.width_of(request_id)
+        if members[0][1] and len(members) != width:
+            raise WrongDecision(f"{len(members)} members of {request_id} draw, of {width}", "GANG")
+        return null_move(request_id, members, slots[0].seed, width, self.vocab_size)
 
     def _swap_pages(self, decision: ScheduleDecision) -> None:
         """Sinks, swap-outs, swap-ins; all are checked, and bad pages found, before anything else is written."""

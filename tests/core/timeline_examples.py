@@ -133,10 +133,15 @@ def swapped() -> Example:
     return example
 
 
+def beams() -> Example:
+    """A gang of two, which go on from what the first of them drew."""
+    return Example().submit("O", [7, 8, 9], max_tokens=3, n=2, gang=True).run()
+
+
 def events_by_kind() -> dict[str, Event]:
     """The first event of each kind in these runs; of decisions, the first with both kinds of row."""
     found: dict[str, Event] = {}
-    for example in (crowded(), disturbed(), hopeless(), overlapped(), shared(), swapped()):
+    for example in (crowded(), disturbed(), hopeless(), overlapped(), shared(), swapped(), beams()):
         for event in example.events:
             found.setdefault(event["kind"], event)
             if event["kind"] == "decision" and event["decodes"] and event["rows"] and not found["decision"]["decodes"]:

@@ -34,6 +34,8 @@ def check_request(request: Request, config: SchedulerConfig, kv: KVCacheManager,
         raise InvalidInput("request", request.state.value, "give a new request or a restored one")
     check_vocabulary(request, vocab_size)
     check_choice(request, vocab_size)
+    if request.gang:
+        check_gang(request, config)
     limit = token_limit(request, config, kv)
     if any(branch.num_tokens > limit - (limit > branch.num_prompt_tokens) for branch in live):
         raise InvalidInput("output_token_ids", f"{limit} tokens or more", "the request has reached its limit already")
@@ -47,7 +49,7 @@ def token_limit(request: Request, config: SchedulerConfig, kv: KVCacheManager) -
     if room < (0 if max_tokens == 0 else 1):
         remedy = f"give at most {config.max_seq_len - (max_tokens != 0)} tokens (max_seq_len is {config.max_seq_len})"
         raise InvalidInput("prompt_token_ids", f"{prompt} tokens", remedy)
-    capacity = kv.capacity_tokens(config.max_prefill_chunk)
+    capacity = kv.capacity_tokens(config.max_prefill_chunk, request.params.n if request.gang else 1)
     if max_tokens is None:
         room = max(1, min(room, capacity + 1 - prompt))
     limit = prompt + (room if max_tokens is None else min(max_tokens, room))
@@ -56,6 +58,18 @@ def token_limit(request: Request, config: SchedulerConfig, kv: KVCacheManager) -
         remedy = f"prompt and output need {max(prompt, limit - 1)} tokens of K/V and the pool holds {capacity}"
         raise InvalidInput(field, value, f"{remedy}: ask for fewer or configure more pages")
     return limit
+
+
+def check_gang(request: Request, config: SchedulerConfig) -> None:
+    """Raise ``InvalidInput`` for a gang that no step could draw from, or that asks for what gangs do not have."""
+    most = min(config.max_running_requests, config.max_batched_tokens)
+    if request.params.n > most:
+        raise InvalidInput("n", request.params.n, f"a gang is drawn in one step, which holds {most} sequences")
+    if len({(branch.is_live, branch.num_output_tokens) for branch in request.branches}) != 1:
+        raise InvalidInput("branches", request.state.value, "a gang whose members live, with as many tokens each")
+    if request.params.max_tokens == 0 or request.params.prompt_logprobs is not None:
+        field = "prompt_logprobs" if request.params.max_tokens else "max_tokens"
+        raise InvalidInput(field, getattr(request.params, field), "a gang draws, and has no logprobs of its prompt")
 
 
 def check_vocabulary(request: Request, vocab_size: int | None) -> None:

@@ -208,11 +208,37 @@ class DrawnRows(LazyRows[RowResult]):
 
 
 @dataclass(frozen=True)
+class GangEnding:
+    """What a choice of a gang said in all, and why it ended."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str = "stop"
+    stop_reason: int | str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if asked for
+
+
+@dataclass(frozen=True)
+class GangMove:
+    """How a gang goes on after a step in which it has drawn: one entry for each choice, in their order.
+
+    Choice i takes over the tokens and pages that choice ``parents[i]`` had, and ``token_ids[i]`` behind them. With
+    ``endings`` all choices end. Tokens that the rows themselves drew do not count.
+    """
+
+    request_id: str
+    parents: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if asked for
+    endings: tuple[GangEnding, ...] = ()
+
+
+@dataclass(frozen=True)
 class StepResult:
-    """One ``RowResult`` for each row of the decision, in its order."""
+    """One ``RowResult`` for each row of the decision, in its order, and a move for each gang that has drawn."""
 
     step: int
     rows: Sequence[RowResult]
+    moves: tuple[GangMove, ...] = ()
 
 
 def build_batch(

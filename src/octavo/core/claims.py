@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.core.config import SchedulerConfig
+from octavo.core.gang import follows, leads, members
 from octavo.core.kv import KVCacheManager
 from octavo.core.policies import Policy
 from octavo.core.request import Branch, RequestState
@@ -26,16 +27,19 @@ class Claims:
         """Pages that a branch has a claim on beyond those it holds: all it may ever need if it is protected (so that
         it never has to preempt), else what its known tokens and the next one need.
         """
-        tokens = max(branch.num_tokens, branch.request.token_limit - 1)
-        if not self.protected(branch):
+        tokens, copies = max(branch.num_tokens, branch.request.token_limit - 1), 0
+        if self.protected(branch):  # of a gang, each may have to copy a page that it shares
+            copies = len(self.kv.groups) * branch.request.gang
+        else:
+            if follows(branch):
+                return len(self.kv.groups)
             if branch.state is RequestState.DECODING:
                 return 0
             tokens = min(tokens, branch.num_tokens + 1)
-        return max(0, self.kv.num_pages_needed(tokens, self.config.max_prefill_chunk) - branch.kv_blocks)
+        return max(0, self.kv.num_pages_needed(tokens, self.config.max_prefill_chunk) - branch.kv_blocks) + copies
 
-    def fit_with(self, branch: Branch) -> bool:
-        """True if the known tokens of all that run, and of ``branch`` among them, find pages without preemption."""
-        branch.kv_blocks = self.kv.num_branch_pages(branch.key)
+    def all_fit(self) -> bool:
+        """True if the known tokens of all that run find pages without preemption."""
         return sum(map(self.outstanding, self.roster.running)) <= self.kv.free_pages()
 
     def of_others(self, branch: Branch) -> int:
@@ -47,17 +51,18 @@ class Claims:
     def displaced_by(self, head: Branch) -> list[Branch] | None:
         """The fewest branches whose slots and pages let ``head`` in, from the last rank on; None: it stays out."""
         victims: list[Branch] = []
-        needed = self.to_begin(head)
+        gang = members(head)
+        needed = sum(map(self.to_begin, gang))
         free = self.kv.free_pages() - sum(map(self._coming, self.roster.running))
-        slots = int(self.roster.has_free_slot)
+        slots = self.roster.num_free_slots
         for branch in reversed(self.roster.running):
-            if slots and free >= needed:
+            if slots >= len(gang) and free >= needed:
                 break
-            if not self.protected(branch) and self.policy.displaces(head, branch, victims):
-                victims.append(branch)
-                free += branch.kv_blocks + self._coming(branch)
-                slots += 1
-        return victims if slots and free >= needed else None
+            if leads(branch) and not self.protected(branch) and self.policy.displaces(head, branch, victims):
+                victims += members(branch)
+                free += sum(member.kv_blocks + self._coming(member) for member in members(branch))
+                slots += len(members(branch))
+        return victims if slots >= len(gang) and free >= needed else None
 
     def _coming(self, branch: Branch) -> int:
         """`outstanding`, and the page that the next token of a decode begins."""
@@ -66,6 +71,8 @@ class Claims:
 
     def to_begin(self, branch: Branch) -> int:
         """Pages that the known tokens of a waiting branch and its next one need, without those that are cached."""
+        if follows(branch):
+            return len(self.kv.groups)
         cached = 0
         if branch.use_prefix and not branch.wants_prompt_logprobs and not self.protected(branch):
             cached = self.kv.match_length(branch.request.namespace, branch.token_ids) // self.kv.page_size

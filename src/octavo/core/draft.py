@@ -8,6 +8,7 @@ from enum import Enum
 
 from octavo.core.batch import PageCopy, Preemption, ScheduleDecision, ScheduledRow, StepRows
 from octavo.core.gap import Allowance
+from octavo.core.kv_swaps import NO_SWAPS, Swaps
 from octavo.core.policies import Key
 from octavo.core.request import Branch
 from octavo.core.timeline import Timeline
@@ -38,9 +39,7 @@ class Draft:
     others: list[ScheduledRow] = field(default_factory=list)
     rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
     copies: list[PageCopy] = field(default_factory=list)
-    swap_ins: tuple[PageCopy, ...] = ()
-    swap_outs: tuple[PageCopy, ...] = ()
-    sinks: tuple[PageCopy, ...] = ()
+    swaps: Swaps = NO_SWAPS
     preemptions: list[Preemption] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)  # planned ahead: each row's index in the step in flight
     turn: Key | None = None  # prefills whose turn comes later get nothing in this step
@@ -84,22 +83,36 @@ class Draft:
             step=self.step,
             rows=self.rows,
             copies=tuple(self.copies),
-            swap_ins=self.swap_ins,
-            swap_outs=self.swap_outs,
+            swap_ins=self.swaps.ins,
+            swap_outs=self.swaps.outs,
             freed_slots=freed_slots,
             preemptions=tuple(self.preemptions),
             num_waiting=num_waiting,
             num_running=num_running,
-            sinks=self.sinks,
+            sinks=self.swaps.sinks,
         )
 
     def tell_moves(self, timeline: Timeline) -> None:
         """Record the pages that the step moves before it writes: to disk, to the host tier, and within the pool."""
-        outs = (("swap_out", self.sinks, {"tier": "disk"}), ("swap_out", self.swap_outs, {"tier": "host"}))
+        outs = (("swap_out", self.swaps.sinks, {"tier": "disk"}), ("swap_out", self.swaps.outs, {"tier": "host"}))
         for kind, moves, where in (*outs, ("copy", self.copies, {})):
             if moves:
                 pages = [page for move in moves for page in (move.source, move.target)]
                 timeline.record(kind, self.now, step=self.step, pages=pages, **where)
+
+    def tell(self, timeline: Timeline, decision: ScheduleDecision, free: int, budget: int | None) -> None:
+        """Record a planned step; what decodes plainly goes in as columns, whatever their length."""
+        timeline.record(
+            "decision",
+            self.now,
+            step=self.step,
+            decodes=self.decodes,
+            rows=[(row.request_id, row.choice, row.num_scheduled_tokens, row.reason) for row in self.others],
+            waiting=decision.num_waiting,
+            running=decision.num_running,
+            free=free,
+            budget=budget,
+        )
 
     @property
     def prefill_is_spent(self) -> bool:

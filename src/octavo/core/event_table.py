@@ -105,6 +105,10 @@ KINDS = (
     ),
     _kind(13, "lost", _INPUT, "pages of a tier do not hold what was to be written there", "pages:ids"),
     _kind(11, "end", _INPUT, "the recording was closed: nothing of it is missing", ""),
+    _kind(
+        14, "gang", _INPUT, "with the results that follow: whom each choice of a gang goes on from, or its `endings`",
+        "request:name parents:ids tokens:ids endings:json?",
+    ),
     # what the core makes of it
     _kind(
         20, "submit", _DECISION, "a request was taken out of the inbox into the queue",

@@ -114,17 +114,18 @@ class KVCacheManager(BranchTables):
         columns = -(-num_tokens // self.page_size)
         return sum(min(columns, self._most_columns(group, max_chunk, columns)) for group in self.groups)
 
-    def capacity_tokens(self, max_chunk: int | None = None) -> int:
-        """The most tokens for which one branch alone fits into the pool; `max_chunk` as in `num_pages_needed`.
+    def capacity_tokens(self, max_chunk: int | None = None, num_branches: int = 1) -> int:
+        """The most tokens of which so many branches alone fit into the pool; `max_chunk` as in `num_pages_needed`.
 
         Without a group that sees everything, and with `max_chunk`, that may be without limit: then `sys.maxsize`.
         """
-        low, high = 0, self.allocator.num_pages + 1  # columns: low fit; high do not, if any global group exists
-        if self.num_pages_needed(sys.maxsize, max_chunk) <= self.allocator.num_pages:
+        pages = self.allocator.num_pages // num_branches
+        low, high = 0, pages + 1  # columns: low fit; high do not, if any global group exists
+        if self.num_pages_needed(sys.maxsize, max_chunk) <= pages:
             return sys.maxsize
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.num_pages_needed(middle * self.page_size, max_chunk) <= self.allocator.num_pages
+            fits = self.num_pages_needed(middle * self.page_size, max_chunk) <= pages
             low, high = (middle, high) if fits else (low, middle)
         return low * self.page_size
 
@@ -136,6 +137,10 @@ class KVCacheManager(BranchTables):
     def match_length(self, namespace: str, units: Sequence[int]) -> int:
         """Leading `units` that the prefix cache holds now; 0 where it is off."""
         return self.prefix.match(namespace, units).num_units if self.enable_prefix_cache else 0
+
+    def has_written(self, branch_key: BranchKey, num_tokens: int) -> bool:
+        """True if that many tokens of the branch have their K/V in its pages."""
+        return self._branch(branch_key).present >= num_tokens
 
     def free_pages(self) -> int:
         """Pages that `reserve` could get: free ones and those that eviction would free."""

@@ -10,7 +10,7 @@ from octavo.core.kv_published import PublishedTables
 from octavo.core.kv_restore import NO_RESTORE, Restore, Restores, restorable
 from octavo.core.kv_swaps import NO_SWAPS, Swaps
 from octavo.core.kv_table import BranchKey, BranchPages, PrefixHit
-from octavo.core.pages import Owner
+from octavo.core.pages import Owner, Ticket
 from octavo.core.prefix_node import TOMBSTONE, PrefixMatch
 from octavo.core.undo import UndoLog
 
@@ -72,18 +72,60 @@ class BranchTables(PublishedTables):
         parent = self._branch(parent_key)
         if child_key in self._branches:
             raise InvalidInput("child_key", child_key, "release the branch before it begins again")
-        tables = [list(table) for table in parent.tables]
-        child = BranchPages(child_key, parent.namespace, tables, parent.present, parent.cursor)
-        child.behind = list(parent.behind)
-        child.tell_all()
-        for _, page in child.pages():
-            self.allocator.add_owner(page, child.owner)
-        if child.cursor is not None:
-            self.prefix.lock(child.cursor)
-        self._branches[child_key] = child
+        child = self._branches[child_key] = self._share_all(parent, child_key)
         self.unsettled[parent_key] = self.unsettled[child_key] = None
         if undo is not None:
             undo.push(lambda: self._undo_attach(child))
+
+    def reorder(self, keys: Sequence[BranchKey], parents: Sequence[int], undo: UndoLog) -> Ticket:
+        """Branch i goes on with the pages that branch ``parents[i]`` has, shared; what it had itself is given up.
+
+        All are told their whole tables again. No page is taken. What is given up is not reused before the caller
+        retires the ticket, so that ``undo`` can give it back while nothing else has changed. A branch without pages may
+        join; raises `UseAfterRelease`, leaving all unchanged, if one without pages is named as a parent.
+        """
+        sources = [self._branch(keys[parent]) for parent in parents]
+        before = [self._branches.get(key) for key in keys]
+        given_up = [old for old, source in zip(before, sources, strict=True) if old not in (None, source)]
+        ticket = self.allocator.open_ticket("fork", [page for old in given_up if old for _, page in old.pages()])
+        after = [
+            source if old is source else self._share_all(source, key)
+            for key, old, source in zip(keys, before, sources, strict=True)
+        ]
+        for gone in filter(None, given_up):
+            self._release(gone)
+        for key, branch in zip(keys, after, strict=True):
+            branch.tell_all()
+            self._branches[key] = branch
+            self.unsettled[key] = None
+        undo.push(lambda: self._undo_reorder(before, after))
+        return ticket
+
+    def _undo_reorder(self, before: Sequence[BranchPages | None], after: Sequence[BranchPages]) -> None:
+        back = [old for old, new in zip(before, after, strict=True) if old is not None and old is not new]
+        for old in back:
+            self._own(old)
+        for new in [new for old, new in zip(before, after, strict=True) if old is not new]:
+            self._release(new, touch=False)
+        for old in back:
+            old.released = False
+            old.tell_all()
+            self._branches[old.key] = old
+            self.unsettled[old.key] = None
+
+    def _share_all(self, parent: BranchPages, key: BranchKey) -> BranchPages:
+        tables = [list(table) for table in parent.tables]
+        child = BranchPages(key, parent.namespace, tables, parent.present, parent.cursor)
+        child.behind = list(parent.behind)
+        child.tell_all()
+        self._own(child)
+        return child
+
+    def _own(self, branch: BranchPages) -> None:
+        for _, page in branch.pages():
+            self.allocator.add_owner(page, branch.owner)
+        if branch.cursor is not None:
+            self.prefix.lock(branch.cursor)
 
     def _attach(
         self,

@@ -19,12 +19,14 @@ from octavo.core.batch import DrawnRows, RowResult, ScheduleDecision, ScheduledR
 from octavo.core.errors import CorruptPages, InvalidInput, OctavoError, RowError
 from octavo.core.event_table import BY_NAME, Role
 from octavo.core.facts import kv_of, request_of, scheduler_config_of
+from octavo.core.gang_move import facts_of_move, move_of
 from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.core.timeline import plain
 
 __all__ = ["Difference", "Replayer", "recorded_result", "scheduler_for"]
 
 Executor = Callable[[ScheduleDecision], StepResult]
+_MOVE = ("parents", "tokens", "endings")
 _DRIVERS = ("decision", "ahead", "tokens", "rollback")
 
 
@@ -89,6 +91,7 @@ class Replayer:
         self.on_step = on_step
         self.difference: Difference | None = None
         self.num_steps = self.num_tokens = self.num_events = 0
+        self._moves: list[Mapping[str, Any]] = []  # of gangs, with the results that come next
         self._decisions: deque[ScheduleDecision] = deque()  # in flight, or ready to run behind it
         self._number = 0
         self._recorded: deque[tuple[int, dict[str, Any]]] = deque()  # not yet held against anything
@@ -148,8 +151,12 @@ class Replayer:
     def _on_ahead(self, event: Mapping[str, Any]) -> None:
         self.num_steps += self.scheduler.plan_ahead(event["t"])
 
+    def _on_gang(self, event: Mapping[str, Any]) -> None:
+        self._moves.append(event)
+
     def _on_tokens(self, event: Mapping[str, Any]) -> None:
         self._compare()
+        event, self._moves = {**event, "moves": self._moves}, []
         decision = self._in_flight(event)
         if decision is None:
             return
@@ -159,6 +166,11 @@ class Replayer:
             tokens = [row.token_ids[0] if row.token_ids else None for row in result.rows]
             if tokens != event["tokens"]:
                 self._differ(_row_of(decision, event["tokens"], tokens), _row_of(decision, tokens, event["tokens"]))
+                return
+            told = [plain("gang", {"request": move.request_id, **facts_of_move(move)}) for move in result.moves]
+            recorded = [{name: move[name] for name in ("request", *_MOVE)} for move in event["moves"]]
+            if told != recorded:
+                self._differ({"kind": "gang", "moves": recorded}, {"kind": "gang", "moves": told})
                 return
         self.num_tokens += sum(token is not None for token in event["tokens"])
         if self.on_step is not None:
@@ -219,7 +231,9 @@ def _row_of(decision: ScheduleDecision, mine: list[Any], other: list[Any]) -> di
 def recorded_result(
     scheduler: ContinuousBatchScheduler, decision: ScheduleDecision, event: Mapping[str, Any]
 ) -> StepResult:
-    """The result of a step as its ``tokens`` event has it; logprobs that were asked for are 0."""
+    """The result of a step as its ``tokens`` event has it, with the ``moves`` of gangs put in; logprobs that were asked
+    for are 0.
+    """
     errors = dict(event["errors"] or ())
     tokens, drawn = event["tokens"], event["drawn"]
     columns = isinstance(decision.rows, StepRows)
@@ -228,7 +242,9 @@ def recorded_result(
         for i, token in enumerate(tokens)
         if i >= drawn or not columns
     ]
-    return StepResult(decision.step, DrawnRows(tokens[:drawn], rows) if drawn and columns else rows)
+    requests = [(move, scheduler.get(move["request"])) for move in event["moves"]]
+    moves = tuple(move_of(move, request.params) for move, request in requests if request is not None)
+    return StepResult(decision.step, DrawnRows(tokens[:drawn], rows) if drawn and columns else rows, moves)
 
 
 def _row_result(scheduler: ContinuousBatchScheduler, row: ScheduledRow, token: int | None) -> RowResult:

@@ -107,7 +107,7 @@ class Branch:
         self.key: tuple[str, int] = (request.request_id, choice)
         self.params: SamplingParams = request.params
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.is_plain = not request.params.wants_logprobs  # its tokens are all that is asked for
+        self.is_plain = not (request.params.wants_logprobs or request.gang)  # its tokens are all that is asked for
         self.end_ids = request.end_ids
         self.token_limit = MAX_COUNT  # the request's, set at submit
         self.state = RequestState.WAITING
@@ -266,9 +266,9 @@ class Branch:
 class Request:
     """One request: identity, limits, and its ``params.n`` branches.
 
-    LOWER ``priority`` numbers are served first. Times are seconds on the caller's clock. Raises ``InvalidInput`` for
-    an id that is no string of 1 to 256 characters, or token ids that are no integers >= 0. An empty prompt is refused
-    by the scheduler, at submit.
+    LOWER ``priority`` numbers are served first. Times are seconds on the caller's clock. ``gang``: see `core.gang`.
+    Raises ``InvalidInput`` for an id that is no string of 1 to 256 characters, or token ids that are no integers >= 0.
+    An empty prompt is refused by the scheduler, at submit.
     """
 
     def __init__(
@@ -285,6 +285,7 @@ class Request:
         adapter: str = "",
         namespace: str = "",
         eos_token_ids: Iterable[int] = (),
+        gang: bool = False,
     ) -> None:
         if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID_CHARACTERS:
             raise InvalidInput("request_id", request_id, f"give a string of 1 to {MAX_ID_CHARACTERS} characters")
@@ -298,6 +299,7 @@ class Request:
         self.deadline = None if deadline is None else check_float("deadline", deadline, -1e18, 1e18)
         self.arrival = check_float("arrival", arrival, -1e18, 1e18)
         self.eos_token_ids = check_ids("eos_token_ids", eos_token_ids, 1024)
+        self.gang = gang
         own_ends = () if self.params.ignore_eos else self.eos_token_ids
         self.end_ids = frozenset((*own_ends, *self.params.stop_token_ids))  # may end a choice, from min_tokens on
         self.seed = self.params.seed  # None until the scheduler draws one
@@ -363,6 +365,7 @@ class Request:
             **{name: getattr(self, name) for name in _IDENTITY},
             "eos_token_ids": list(self.eos_token_ids),
             "seed": self.seed,
+            **({"gang": True} if self.gang else {}),
             "branches": [branch._snapshot() for branch in self.branches],
         }
 
@@ -380,6 +383,7 @@ class Request:
                 saved["prompt_token_ids"],
                 SamplingParams.from_dict(saved["params"]),
                 eos_token_ids=saved["eos_token_ids"],
+                gang=bool(saved.get("gang", False)),
                 **{name: saved[name] for name in _IDENTITY},
             )
             request.seed = saved["seed"]

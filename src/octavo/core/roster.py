@@ -7,9 +7,10 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
-from octavo.core.batch import Preemption, TokenLogprobs
+from octavo.core.batch import GangEnding, Preemption, TokenLogprobs
 from octavo.core.errors import InvariantBroken
 from octavo.core.events import EventKind, EventLog, TokenEvent
+from octavo.core.gang import members
 from octavo.core.kv import KVCacheManager
 from octavo.core.policies import Policy, PolicySettings, Scene, full_rank
 from octavo.core.request import QUEUED, RUNNING, Branch, FinishReason, Request, RequestState
@@ -51,9 +52,9 @@ class Roster:
         return Scene(self.kv, self.waiting, self.running, now, self.max_running, self.settings)
 
     @property
-    def has_free_slot(self) -> bool:
-        """True if one more branch may run."""
-        return bool(self._free_slots)
+    def num_free_slots(self) -> int:
+        """How many more branches may run."""
+        return len(self._free_slots)
 
     def knows(self, request_id: str) -> bool:
         """True for a live request and for one of the last that ended."""
@@ -102,10 +103,14 @@ class Roster:
         branch.admissions += 1
         branch.prefix_waits = 0
 
-    def preempt(self, branch: Branch, now: float, reason: str, by: str | None = None) -> Preemption:
-        """Take a running branch's slot and pages, for request ``by`` if for anybody; it waits in its old place and
-        computes its tokens again, or gets their K/V back from the host tier: then all of it is left to the cache.
+    def preempt(self, branch: Branch, now: float, reason: str, by: str | None = None) -> list[Preemption]:
+        """Take the slot and pages of a running branch and its gang, for request ``by`` if for anybody. They wait in
+        their old place and compute their tokens again, or get their K/V back from the host tier: then all of it is left
+        to the cache.
         """
+        return [self._preempt(member, now, reason, by) for member in members(branch)]
+
+    def _preempt(self, branch: Branch, now: float, reason: str, by: str | None) -> Preemption:
         swaps = self.swap_choice is not None and self.swap_choice.swaps(branch)
         if swaps:
             self.kv.finish(branch.key, branch.token_ids, branch.num_resident_tokens, now)
@@ -128,15 +133,25 @@ class Roster:
         branch.num_delivered_tokens = index + 1
         self._emit(branch, EventKind.TOKEN, index=index, token_id=token_id, logprobs=logprobs)
 
-    def finish(self, branch: Branch, reason: FinishReason, stop_reason: int | str | None, now: float) -> None:
-        """End a choice well: its pages are published, then released. Nothing happens if it has ended."""
+    def finish(
+        self,
+        branch: Branch,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        now: float,
+        ending: GangEnding | None = None,
+    ) -> None:
+        """End a choice well: its pages are published, then released. Nothing happens if it has ended.
+
+        ``ending`` is what a choice of a gang said, if that is not what it was going on with.
+        """
         if not branch.is_live:
             return
         if branch.state in RUNNING:
             self.kv.finish(branch.key, branch.token_ids, branch.num_resident_tokens, now)
         self._withdraw(branch)
         branch.finish(reason, stop_reason)
-        self._tell_end(branch, now)
+        self._tell_end(branch, now, ending)
 
     def abandon(
         self, branch: Branch, target: RequestState, reason: FinishReason, now: float, error: str | None = None
@@ -193,6 +208,9 @@ class Roster:
         slots = [branch.slot for branch in self.running]
         if sorted([*self._free_slots, *(slot for slot in slots if slot is not None)]) != list(range(self.max_running)):
             raise InvariantBroken(f"slots: running {slots}, free {sorted(self._free_slots)}")
+        for gang in [members(b) for b in self.running if b.request.gang]:
+            if any(member.slot is None for member in gang) or len({b.num_output_tokens for b in gang}) != 1:
+                raise InvariantBroken(f"a gang fell apart: {gang}")
         live = [branch.key for request in self.requests.values() for branch in request.live_branches]
         if sorted(live) != sorted(branch.key for branch in [*self.waiting, *self.running]):
             raise InvariantBroken("live branches differ from those that wait or run")
@@ -218,8 +236,19 @@ class Roster:
             heappush(self._free_slots, branch.slot)
             self.freed_slots.append(branch.slot)
 
-    def _tell_end(self, branch: Branch, now: float) -> None:
+    def _tell_output(self, branch: Branch, ending: GangEnding | None) -> None:
+        """Tell all that a choice of a gang said, at its end: nothing, unless it ends well."""
+        said = ending or GangEnding(tuple(branch.output_token_ids), logprobs=tuple(branch.logprobs))
+        branch.truncate_at(0)
+        if branch.state is RequestState.FINISHED:
+            scores = said.logprobs if branch.params.wants_logprobs else ()
+            for index, token in enumerate(said.token_ids):
+                self.deliver(branch, token, scores[index] if scores else None)
+
+    def _tell_end(self, branch: Branch, now: float, ending: GangEnding | None = None) -> None:
         self.policy.ended(branch)
+        if branch.request.gang:
+            self._tell_output(branch, ending)
         reason = branch.finish_reason
         end = {"finish_reason": None if reason is None else reason.value, "error": branch.error}
         self._emit(branch, EventKind.CHOICE_END, stop_reason=branch.stop_reason, **end)

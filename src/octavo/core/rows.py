@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.core.batch import SAMPLES, WRITES, PageTableDelta, RowFlags, ScheduledRow, SlotInit, StepRows
+from octavo.core.batch import SAMPLES, WRITES, PageTableDelta, RowFlags, ScheduledRow, SlotInit, StepRows, build_batch
+from octavo.core.gang import held_back, short_of
 from octavo.core.kv_table import PrefixHit
 from octavo.core.request import Branch, RequestState
 
@@ -55,10 +56,20 @@ def make_row(
     )
 
 
-def ask_of(branch: Branch) -> dict[str, Any]:
-    """What a branch asks of `build_batch`."""
+def grant(branches: Sequence[Branch], budget: int, most: int, chunk: int) -> list[tuple[Branch, int]]:
+    """What `build_batch` gives of ``budget`` tokens to at most ``most`` branches; a gang that would not draw as a whole
+    draws nothing.
+    """
+    by_key = {branch.key: branch for branch in branches}
+    batch = build_batch([_ask_of(branch) for branch in branches], budget, most, chunk)
+    granted = [(by_key[key], tokens) for key, _, tokens in batch]
+    short = short_of(branches, {branch.key for branch, _ in granted})
+    return grant([b for b in branches if b not in short], budget, most, chunk) if short else granted
+
+
+def _ask_of(branch: Branch) -> dict[str, Any]:
     phase = "decode" if branch.state is RequestState.DECODING else "prefill"
-    return {"id": branch.key, "phase": phase, "prompt_left": branch.num_missing_tokens}
+    return {"id": branch.key, "phase": phase, "prompt_left": branch.num_missing_tokens - held_back(branch)}
 
 
 def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:

@@ -237,7 +237,7 @@ class ContinuousBatchScheduler:
         if not self._planner.steady.fill_ahead(draft, flying):
             return False
         self.steps += 1
-        draft.swap_outs, _, draft.sinks = self.kv.take_swaps(draft.undo)
+        draft.swaps = self.kv.take_swaps(draft.undo)
         draft.tell_moves(self.timeline)
         self.kv.start_step(draft.step)
         self._ahead = draft
@@ -309,21 +309,11 @@ class ContinuousBatchScheduler:
 
     def _decide(self, draft: Draft, budget: int | None) -> ScheduleDecision:
         if draft.rows:
-            draft.swap_outs, draft.swap_ins, draft.sinks = self.kv.take_swaps(draft.undo)
+            draft.swaps = self.kv.take_swaps(draft.undo)
         freed = self._roster.take_freed_slots(draft.undo) if draft.rows else ()
         decision = draft.decision(self.model, self.num_waiting, self.num_running, freed)
         draft.tell_moves(self.timeline)
-        self.timeline.record(
-            "decision",
-            draft.now,
-            step=draft.step,
-            decodes=draft.decodes,
-            rows=[(row.request_id, row.choice, row.num_scheduled_tokens, row.reason) for row in draft.others],
-            waiting=decision.num_waiting,
-            running=decision.num_running,
-            free=self.kv.free_pages(),
-            budget=budget,
-        )
+        draft.tell(self.timeline, decision, self.kv.free_pages(), budget)
         return decision
 
     def _commit(self, result: StepResult, now: float) -> None:
@@ -397,7 +387,7 @@ class ContinuousBatchScheduler:
         if request is None or not 0 <= choice < len(request.branches):
             return
         branch = request.branches[choice]
-        if branch.is_live:
+        if branch.is_live and not request.gang:  # nobody was told of its text
             drawn = branch.num_output_tokens
             branch.truncate_at(num_output_tokens)
             kept = branch.num_output_tokens

@@ -10,11 +10,13 @@ import sys
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from octavo.core.batch import DrawnRows, RowResult, ScheduledRow, StepResult, StepRows
+from octavo.core.batch import DrawnRows, GangMove, RowResult, ScheduledRow, StepResult, StepRows
 from octavo.core.draft import BranchKey, Draft
 from octavo.core.errors import CorruptPages, InvalidInput, RowError
+from octavo.core.gang import members, units
+from octavo.core.gang_move import facts_of_move, make_move, move_fault
 from octavo.core.kv import KVCacheManager
-from octavo.core.request import Branch, FinishReason, RequestState
+from octavo.core.request import Branch, FinishReason, Request, RequestState
 from octavo.core.roster import Roster
 
 
@@ -37,6 +39,8 @@ class Committer:
     def apply(self, draft: Draft, result: StepResult, now: float) -> None:
         """Apply every row; the step's pages may be reused afterwards."""
         self.kv.end_step(draft.step)
+        for move in result.moves:
+            self.roster.timeline.record("gang", now, request=move.request_id, **facts_of_move(move))
         self._record(draft.step, result.rows, now)
         done = 0
         if isinstance(result.rows, DrawnRows) and isinstance(draft.rows, StepRows):
@@ -48,6 +52,19 @@ class Committer:
                     self._apply_row(branch, row, outcome, now)
                 else:
                     fail_request(self.roster, branch, error, now)
+        for unit in units(branch for branch in draft.served if branch.request.gang):
+            self._move(unit[0].request, result.moves, now)
+
+    def _move(self, request: Request, moves: Sequence[GangMove], now: float) -> None:
+        """Let a gang go on that has drawn, if it has."""
+        if all(branch.num_missing_tokens for branch in request.live_branches):
+            return
+        move = next((move for move in moves if move.request_id == request.request_id), None)
+        error = move_fault(request, move, self.vocab_size)
+        if move is None or error is not None:
+            fail_request(self.roster, request.branches[0], error or "", now)
+        else:
+            make_move(self.kv, self.roster, request, move, now)
 
     def _record(self, step: int, rows: Sequence[RowResult], now: float) -> None:
         drawn = len(rows.ids) if isinstance(rows, DrawnRows) else 0
@@ -104,6 +121,9 @@ class Committer:
         self._gather_prompt_logprobs(branch, row, outcome)
         if branch.num_missing_tokens == 0 and branch.state is RequestState.PREFILLING:
             branch.transition(RequestState.DECODING)
+        if branch.request.gang:  # what it goes on with is said of all of them
+            self._commit_pages(branch, now)
+            return
         ending = None
         for i, token in enumerate(outcome.token_ids):
             self.roster.deliver(branch, token, outcome.logprobs[i] if row.flags.logprobs >= 0 else None)
@@ -188,14 +208,15 @@ class Isolation:
         Nobody is to blame for a page of the host tier that went bad: it has been dropped, and the step is tried again.
         """
         if isinstance(error, CorruptPages) and error.pages:
-            if {copy.source for copy in draft.swap_ins}.issuperset(error.pages):
+            if {copy.source for copy in draft.swaps.ins}.issuperset(error.pages):
                 return []
         self.clear_group()
         if isinstance(error, RowError) and error.rows and all(0 <= row < len(draft.rows) for row in error.rows):
             return [draft.branches[row] for row in error.rows]
-        if len(draft.branches) == 1:
+        suspects = units(draft.branches)
+        if len(suspects) == 1:
             return draft.branches
-        keys = tuple(branch.key for branch in draft.branches)
-        middle = (len(keys) + 1) // 2
-        self._groups.extendleft((keys[middle:], keys[:middle]))
+        middle = (len(suspects) + 1) // 2
+        for half in (suspects[middle:], suspects[:middle]):
+            self._groups.appendleft(tuple(branch.key for unit in half for branch in members(unit[0])))
         return []

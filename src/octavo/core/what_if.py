@@ -39,6 +39,7 @@ class Load:
     cancels: list[Mapping[str, Any]] = field(default_factory=list)
     stops: dict[Branch, Mapping[str, Any]] = field(default_factory=dict)
     tokens: dict[Branch, dict[int, int]] = field(default_factory=dict)  # by output index
+    moves: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)  # of gangs, in order
     model: StepModel = field(default_factory=StepModel)
 
 
@@ -91,6 +92,8 @@ def load_of(epoch: Sequence[Mapping[str, Any]]) -> Load:
 
 
 def _note_tokens(load: Load, decision: ScheduleDecision, event: Mapping[str, Any]) -> None:
+    for move in event["moves"]:
+        load.moves.setdefault(move["request"], []).append(move)
     for row, token in zip(decision.rows, event["tokens"], strict=True):
         if token is not None:
             load.tokens.setdefault((row.request_id, row.choice), {})[row.output_index] = token
@@ -150,7 +153,9 @@ class _Simulation:
         self._naps = 0
         seconds = self.load.model.predict(work_of(decision.rows))
         tokens = [self._token(row.request_id, row.choice, row.output_index, row.flags.sample) for row in decision.rows]
-        event = {"tokens": tokens, "drawn": 0, "errors": None}
+        drawn = {row.request_id: row.output_index for row in decision.rows if row.flags.sample}
+        moves = [self._move(request, index) for request, index in drawn.items() if self._is_gang(request)]
+        event = {"tokens": tokens, "drawn": 0, "errors": None, "moves": moves}
         self.now += seconds
         self.scheduler.commit(recorded_result(self.scheduler, decision, event), self.now)
         self.scheduler.observe(seconds)
@@ -163,6 +168,19 @@ class _Simulation:
         token = self.load.tokens.get((request, choice), {}).get(index)
         self.made_up += token is None
         return _MADE_UP if token is None else token
+
+    def _is_gang(self, request: str) -> bool:
+        found = self.scheduler.get(request)
+        return found is not None and found.gang
+
+    def _move(self, request: str, index: int) -> Mapping[str, Any]:
+        """How a gang went on after its token ``index``; one that is not known keeps its members apart."""
+        known = self.load.moves.get(request, ())
+        if index < len(known):
+            return known[index]
+        width = len(self.scheduler.get(request).branches)  # type: ignore[union-attr]
+        parents = range(width) if index else [0] * width
+        return {"request": request, "parents": parents, "tokens": [_MADE_UP] * width, "endings": None}
 
     def _stop(self, request: str, choice: int, index: int) -> None:
         """The last recorded token of a choice came: where its text ended it, so it does here."""
