@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from dst.faults import KINDS
 from dst.scenario import SWITCHES, VOCAB, Ask, Fault, Scenario
+from octavo.core.config import PREEMPTIONS
 from octavo.core.kv import KVCacheManager, KVGroup
 from octavo.core.policies import POLICIES
 
 STEP_US = (1_000, 8_000)  # how long a step takes
 LINK_US = (0, 30_000)  # how long a message takes
+TENANTS = ("", "t1", "t2", "t3")
 _CANCEL_STATES = ("inbox", "waiting", "prefilling", "decoding", "recompute", "in flight", "ended", "unknown")
 _FAULT_KINDS = ("kill", "kill", "clock", "shrink", "grab", "step", "step", "step", "poison", "flush")
 
@@ -28,7 +31,7 @@ def draw(seed: int, events: int = 300) -> Scenario:
     asks = _asks(rng, events, page_size, context)
     faults = _faults(rng, asks)
     num_pages = least_pages(page_size, windows, config) + rng.choice((0, 0, 0, 1, 2, 4, 10, 60))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         events=events,
         page_size=page_size,
@@ -45,6 +48,42 @@ def draw(seed: int, events: int = 300) -> Scenario:
         script=tuple(sorted([*asks, *faults], key=lambda item: item.time)),
         host_pages=rng.choice((0, 1, 3, 8, 60)),  # drawn last: what came before is as it was
     )
+    return _with_settings(_with_gangs(scenario, Random(f"gangs {seed}")), Random(f"settings {seed}"))
+
+
+def _with_gangs(scenario: Scenario, rng: Random) -> Scenario:
+    """Some of the requests become gangs, in half of the runs; the pool has room for some of them."""
+    if rng.random() < 0.5:
+        return scenario
+    script = [_ganged(item, rng) if isinstance(item, Ask) and rng.random() < 0.4 else item for item in scenario.script]
+    config = dict(scenario.config)
+    if "never_batch" not in scenario.switches:  # steps that hold a gang, or a gang less one
+        config["max_running_requests"] = rng.choice((config["max_running_requests"], 4, 8))
+        config["max_batched_tokens"] = rng.choice((config["max_batched_tokens"], 4, 5))
+    pages = scenario.num_pages * rng.choice((1, 2, 2, 3))
+    return replace(scenario, script=tuple(script), num_pages=pages, config=config)
+
+
+def _ganged(ask: Ask, rng: Random) -> Ask:
+    most = rng.choice((ask.params["max_tokens"], 8, 12, None))
+    params = {**ask.params, "n": rng.choice((1, 2, 2, 3, 4)), "prompt_logprobs": None, "max_tokens": most}
+    return replace(ask, gang=True, params={**params, "min_tokens": 0})
+
+
+def _with_settings(scenario: Scenario, rng: Random) -> Scenario:
+    """Prices and weights of tenants, how those that are preempted come back, a disk, and pages that go bad."""
+    prices = {name: rng.choice((0, 1, 1, 2, 5)) for name in ("prompt_price", "cached_price", "output_price")}
+    weights = [[tenant, rng.choice((1, 2, 5))] for tenant in TENANTS if rng.random() < 0.5]
+    config = {
+        **scenario.config,
+        "policies": rng.choice(({}, {**prices, "weights": weights}, {"weights": weights})),
+        "preemption": rng.choice(PREEMPTIONS),
+        "host_mb_per_s": rng.choice((0, 0, 1, 1000)),
+    }
+    end = scenario.script[-1].time + 1
+    bad = [Fault(rng.randrange(end), "corrupt", rng.randrange(8)) for _ in range(rng.choice((0, 0, 1, 3)))]
+    script = sorted([*scenario.script, *bad], key=lambda item: item.time)
+    return replace(scenario, config=config, script=tuple(script), disk_pages=rng.choice((0, 3, 30)))
 
 
 def least_pages(page_size: int, windows: tuple[int, ...], config: dict[str, Any]) -> int:
@@ -122,7 +161,7 @@ def _ask(rng: Random, name: str, time: int, client: int, prompt: list[int], cont
         prompt=tuple(prompt),
         params=params,
         namespace=rng.choice(("", "", "", "salt a", "salt b")),
-        tenant=rng.choice(("", "t1", "t2", "t3")),
+        tenant=rng.choice(TENANTS),
         priority=rng.choice((0, 0, -1, 1)),
         deadline=rng.choice((None, None, None, rng.randrange(1_000, 400_000))),
         eos=tuple(rng.randrange(VOCAB) for _ in range(ends)),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dst.fairness import Fairness
 from dst.faults import KINDS, Faults
+from dst.inline import Escaped, InlineThread, Killed, escaping
 from dst.invariants import Broken, audit_all, audit_idle, audit_touched
 from dst.ledger import Ledger, token_limit
 from dst.model import SimModel
@@ -22,7 +21,6 @@ from octavo.core.kv import KVGroup
 from octavo.core.pages import Owner, OwnerKind
 from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
-from octavo.core.scheduler import SchedulerConfig
 from octavo.core.timeline import Timeline
 from octavo.engine.core import EngineCore
 from octavo.engine.metrics import Metrics
@@ -34,60 +32,6 @@ IDLE_US = 1_000
 log = logging.getLogger("octavo")
 log.addHandler(logging.NullHandler())  # bounds on gaps that no step can keep are odd, but legal
 log.propagate = False
-
-
-class Killed(BaseException):
-    """The process is killed while it runs a step."""
-
-
-class Escaped(BaseException):
-    """An error of the run itself, which the engine must not take for one of the model."""
-
-
-@contextmanager
-def _escaping(faults: Faults) -> Iterator[None]:
-    """Errors other than those of the script leave the engine's step."""
-    try:
-        yield
-    except Exception as error:
-        if error is faults.raised:
-            raise
-        raise Escaped(error) from error
-
-
-class InlineThread:
-    """What stands for the engine's thread where steps overlap: a step runs at once, or when it is waited for."""
-
-    def __init__(self, engine: EngineProcess) -> None:
-        self.engine = engine
-        self.decision: ScheduleDecision | None = None
-        self._found: StepResult | Exception | None = None
-
-    def start(self, decision: ScheduleDecision) -> None:
-        """Run a decision; every second one at once."""
-        self.decision, self._found = decision, None
-        self.engine.look_at(decision)
-        if keyed(self.engine.scenario.seed, 4, decision.step) % 2:
-            self._found = self._run(decision)
-
-    def wait(self) -> StepResult:
-        """What it came to."""
-        self.engine.wait()
-        found = self._found if self._found is not None else self._run(self.decision)
-        self.decision = self._found = None
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def settle(self) -> None:
-        """Forget what it came to."""
-        self.decision = self._found = None
-
-    def _run(self, decision: ScheduleDecision) -> StepResult | Exception:
-        try:
-            return self.engine.run_model(decision)
-        except Exception as error:
-            return error
 
 
 class EngineProcess:
@@ -105,6 +49,7 @@ class EngineProcess:
             enable_prefix_cache=scenario.prefix_cache,
             prefix_cache_max_pages=scenario.cache_bound,
             host_pages=scenario.host_pages if scenario.prefix_cache else 0,
+            disk_pages=scenario.disk_pages if scenario.prefix_cache and scenario.host_pages else 0,
             switches=scenario.switches,
             grab_fails=scenario.grab_fails if epoch == 1 else None,
         )
@@ -112,8 +57,9 @@ class EngineProcess:
         self.faults = Faults()
         self.ledger = Ledger(self.faults.blamed, scenario.pages_can_fail)
         self.model = SimModel(self.kv, self.faults, self._namespace, self.salt)
+        self.model.width_of = self.faults.is_gang = self._width
         self.model.always_draws = bool(keyed(scenario.seed, 5) % 2)
-        config = SchedulerConfig(**scenario.config)
+        config = scenario.scheduler_config
         self.scheduler = OddScheduler(
             self.kv, config, vocab_size=VOCAB, timeline=Timeline(256), switches=scenario.switches
         )
@@ -124,8 +70,9 @@ class EngineProcess:
         self.fairness = Fairness(self.scheduler, scenario.pages_can_fail)
         self.shares: Shares | None = None
         if scenario.keeps_shares:
-            self.shares = Shares(self.scheduler, max(len(ask.prompt) for ask in scenario.asks))
-        self.capacity = self.kv.capacity_tokens(config.max_prefill_chunk)
+            has_gangs = any(ask.gang for ask in scenario.asks)
+            longest = max(len(ask.prompt) * (ask.params["n"] if ask.gang else 1) for ask in scenario.asks)
+            self.shares = Shares(self.scheduler, longest, has_gangs)
         self.dead = False
         self.turning = self.scheduled = False
         self.turns = self.idle_turns = 0
@@ -142,11 +89,15 @@ class EngineProcess:
     def _namespace(self, request_id: str) -> str:
         return self.ledger.entries[request_id].ask.namespace
 
+    def _width(self, request_id: str) -> int:
+        ask = self.ledger.entries[request_id].ask
+        return int(ask.params["n"]) if ask.gang else 0
+
     # -- messages
 
     def submit(self, ask: Ask, snapshot: dict[str, Any] | None) -> None:
         """A request arrives, new or resumed. One of an id that is known is a message that came twice."""
-        limit = token_limit(ask, self.scenario.config["max_seq_len"], self.capacity)
+        limit = self._limit(ask)
         try:
             if snapshot is None:
                 self.core.submit(self._request(ask), self.sim.wall())
@@ -166,6 +117,14 @@ class EngineProcess:
         self._on_state(ask, "inbox")
         self.poke()
 
+    def _limit(self, ask: Ask) -> int | None:
+        config, n = self.scheduler.config, ask.params["n"]
+        if not ask.gang:
+            return token_limit(ask, config.max_seq_len, self.kv.capacity_tokens(config.max_prefill_chunk))
+        if n > min(config.max_running_requests, config.max_batched_tokens) or ask.params["max_tokens"] == 0:
+            return None  # no step could draw from it
+        return token_limit(ask, config.max_seq_len, self.kv.capacity_tokens(config.max_prefill_chunk, n))
+
     def _request(self, ask: Ask) -> Request:
         return Request(
             ask.name,
@@ -177,6 +136,7 @@ class EngineProcess:
             arrival=self.sim.wall(),
             namespace=ask.namespace,
             eos_token_ids=ask.eos,
+            gang=ask.gang,
         )
 
     def cancel(self, name: str, reason: str = "cancelled") -> None:
@@ -204,6 +164,8 @@ class EngineProcess:
             self.faults.next.append((KINDS[fault.extra % len(KINDS)], fault.value))
         elif fault.kind == "poison":
             self.faults.poisoned.add(f"r{fault.value}")
+        elif fault.kind == "corrupt":
+            self.faults.corrupt.append(fault.value)
         elif fault.kind == "flush":
             self.kv.flush_prefix_cache()
         elif fault.kind == "shrink":
@@ -268,24 +230,32 @@ class EngineProcess:
 
     def look_at(self, decision: ScheduleDecision) -> None:
         """A step begins: is anybody in it, or left out, who should not be?"""
-        with _escaping(self.faults):
+        with escaping(self.faults):
             self._touched = [(row.request_id, row.choice) for row in decision.rows]
+            self._check_budgets(decision)
             for name, turn in self._cancelling.items():
                 if turn <= self.turns and not self.scenario.overlap and any(key[0] == name for key in self._touched):
                     raise Broken("I9", f"{name} is scheduled after its cancel")
             self.fairness.planned(decision)
             self._watch_states("in flight", decision)
 
+    def _check_budgets(self, decision: ScheduleDecision) -> None:
+        config, longest = self.scheduler.config, max((row.num_scheduled_tokens for row in decision.rows), default=0)
+        if decision.num_scheduled_tokens > config.max_batched_tokens or longest > config.max_prefill_chunk:
+            raise Broken("I11", f"a step of {decision.num_scheduled_tokens} tokens, {longest} of them in one row")
+        if decision.num_scheduled_sequences > config.max_running_requests:
+            raise Broken("I11", f"a step of {decision.num_scheduled_sequences} sequences")
+
     def wait(self) -> None:
         """What happens while a step runs."""
-        with _escaping(self.faults):
+        with escaping(self.faults):
             self.sim.pump(self.sim.now + self.sim.step_time(self))
         if self.dead:
             raise Killed
 
     def run_model(self, decision: ScheduleDecision) -> StepResult:
         """The result of a step, or the error that the script has for it."""
-        with _escaping(self.faults):
+        with escaping(self.faults):
             result = self.model(decision)
             self.fairness.executed()
             if self.shares is not None:
@@ -357,7 +327,7 @@ class EngineProcess:
     def _abort_at_end(self, decision: ScheduleDecision) -> None:
         for row in decision.rows:
             entry = self.ledger.entries[row.request_id]
-            last = len(entry.expected[row.choice].tokens) - 1
+            last = max(1, len(entry.expected[row.choice].tokens)) - 1
             if row.flags.sample and row.output_index == last and keyed(self.scenario.seed, len(row.request_id)) % 3:
                 self.cancel(row.request_id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dst.invariants import Broken
 from octavo.core.batch import ScheduleDecision
+from octavo.core.gang import leads, members
 from octavo.core.request import Branch, WaitingReason
 from octavo.core.scheduler import ContinuousBatchScheduler
 
@@ -21,6 +22,7 @@ class Fairness:
         self.passed: dict[tuple[str, int], int] = {}  # later arrivals that were admitted while it waited
         self.stalled: dict[tuple[str, int], int] = {}  # steps without a token while it ran
         self.idle_turns = 0
+        self._admitted: dict[tuple[str, int], int] = {}  # how often, by the last step that ran well
         self._planned: list[tuple[str, int]] = []
         self._left_out: list[tuple[str, int]] | None = None
 
@@ -28,7 +30,7 @@ class Fairness:
         """A step is about to run: who was passed over, who got nothing."""
         roster = self.scheduler._roster
         known = {branch.key: branch for branch in roster.running}
-        entered = [known[row.request_id, row.choice] for row in decision.rows if row.init is not None]
+        entered = [branch for branch in known.values() if self._has_entered(branch)]
         self._planned, self._left_out = [], None
         if self.scheduler._isolation.is_active:
             return  # the culprit of an error is looked for: only some may be scheduled
@@ -36,7 +38,11 @@ class Fairness:
         self._planned = [branch.key for branch in waiting for other in entered if self._passes(other, branch)]
         served = {(row.request_id, row.choice) for row in decision.rows}
         ready = [branch for branch in roster.running if branch.waiting_reason is not WaitingReason.KV]
-        self._left_out = [branch.key for branch in ready if branch.key not in served]
+        self._left_out = [b.key for b in ready if all(member.key not in served for member in members(b))]
+
+    def _has_entered(self, branch: Branch) -> bool:
+        """True in the step in which a branch has got its slot; of a gang, one stands for all."""
+        return branch.admissions != self._admitted.get(branch.key, 0) and leads(branch)
 
     def _passes(self, entered: Branch, waiting: Branch) -> bool:
         """True for a later arrival; where tenants have shares, of the same tenant."""
@@ -45,6 +51,7 @@ class Fairness:
 
     def executed(self) -> None:
         """The step ran well."""
+        self._admitted.update((branch.key, branch.admissions) for branch in self.scheduler._roster.running)
         for key in self._planned:
             self.passed[key] = self.passed.get(key, 0) + 1
             if self.passed[key] > self.config.bypass_limit:

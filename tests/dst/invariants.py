@@ -6,7 +6,7 @@ is published has been written; I5 no write to a shared page; I6 nothing is refer
 tokens; I8 one end for each choice, last; I9 nothing after a cancel; I10 indices, usage and logprobs agree; I11 limits;
 I12 deadlines; I13 maps are empty at idle; I14 the null model's tokens; I15 reuse within a namespace only; I17 nobody is
 passed over or stalls for ever; I18 progress; I19 preemptions are bounded; I23 gauges and counters; I25 the same tokens
-however they were scheduled.
+however they were scheduled. Besides: VTC tenants do not drift apart; GANG a gang runs, waits and draws as one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ def audit_touched(engine: EngineProcess, keys: Iterable[tuple[str, int]]) -> Non
     live = sum(len(request.live_branches) for request in roster.requests.values())
     if len(roster.waiting) + len(roster.running) != live:
         raise Broken("I23", f"{len(roster.waiting)} wait and {len(roster.running)} run, of {live}")
+    for request in roster.requests.values():
+        if request.gang and len({member.slot is None for member in request.live_branches}) != 1:
+            raise Broken("GANG", f"some of the gang {request.request_id} run, and some wait")
     for key in keys:
         branch = kv._branches.get(key)
         for _, page in branch.pages() if branch is not None else ():

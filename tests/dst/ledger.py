@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from null_model import null_stream, prefix_hashes, prompt_logprob
+from null_model import null_gang, null_score, null_stream, prefix_hashes, prompt_logprob
 
 from dst.invariants import Broken
 from dst.scenario import VOCAB, Ask
@@ -34,6 +34,13 @@ def expect(ask: Ask, choice: int, limit: int, seed: int, salt: int) -> Expected:
         expected.logprobs.append(logprob)
         expected.stops = token in ends and len(expected.tokens) > ask.params["min_tokens"]
     return expected
+
+
+def expect_gang(ask: Ask, limit: int, seed: int, salt: int) -> list[Expected]:
+    """The same of the choices of a gang, which its driver ends."""
+    most = limit - len(ask.prompt)
+    outputs, stops = null_gang(ask.prompt, seed, ask.params["n"], most, VOCAB, salt)
+    return [Expected(output, [null_score(token, seed).logprob for token in output], stops) for output in outputs]
 
 
 def token_limit(ask: Ask, context: int, capacity: int) -> int | None:
@@ -75,10 +82,14 @@ class Ledger:
     def open(self, ask: Ask, limit: int, seed: int, salt: int, snapshot: dict[str, Any] | None) -> Entry:
         """The engine has accepted a request, and drawn a ``seed`` for it if it has none."""
         n = ask.params["n"]
-        expected = [expect(ask, choice, limit, seed, salt) for choice in range(n)]
+        expected = (
+            expect_gang(ask, limit, seed & (1 << 64) - 1, salt)
+            if ask.gang
+            else [expect(ask, choice, limit, seed, salt) for choice in range(n)]
+        )
         entry = Entry(ask, limit, expected, salt, [0] * n, [None] * n, usage=[0] * n)
         for choice, part in enumerate(snapshot["branches"] if snapshot else ()):
-            entry.counts[choice] = entry.usage[choice] = len(part["output_token_ids"])
+            entry.counts[choice] = entry.usage[choice] = part["num_delivered_tokens"]
             entry.ended[choice] = part["finish_reason"]
             if part["prompt_logprobs_delivered"]:
                 entry.prompt_logprobs.add(choice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from null_model import NullModel
 
@@ -10,6 +11,7 @@ from dst.faults import Faults
 from dst.odd import OddKV, Unit
 from dst.scenario import VOCAB
 from octavo.core.batch import DrawnRows, RowResult, ScheduleDecision, ScheduledRow, StepResult
+from octavo.core.errors import CorruptPages
 
 
 class SimModel(NullModel):
@@ -23,6 +25,7 @@ class SimModel(NullModel):
         self.namespace_of = namespace_of
         self.salt_of = lambda request_id: salt(namespace_of(request_id))
         self.fault = lambda decision: faults(decision.rows)
+        self.corrupt = faults.bad_pages
         kv.model = self
         kv.store.forget = self.forget
 
@@ -32,7 +35,8 @@ class SimModel(NullModel):
         result = super().__call__(decision)
         self.decisions.clear()
         if "short_keys" in self.odd.switches:
-            return StepResult(result.step, _with_units(result.rows))
+            moves = (replace(move, token_ids=tuple(map(Unit, move.token_ids))) for move in result.moves)
+            return StepResult(result.step, _with_units(result.rows), tuple(moves))
         return result
 
     def forget(self, page: int) -> None:
@@ -41,8 +45,13 @@ class SimModel(NullModel):
         self.odd.page_namespace.pop(page, None)
 
     def _swap_pages(self, decision: ScheduleDecision) -> None:
-        super()._swap_pages(decision)
+        try:
+            super()._swap_pages(decision)
+        except CorruptPages as error:
+            self.faults.raised = error
+            raise
         spaces = self.odd.page_namespace  # host page h is -1 - h there
+        spaces.update((-1 - move.target, spaces.get(-1 - move.source, "?")) for move in decision.sinks)
         spaces.update((-1 - move.target, spaces.get(move.source, "?")) for move in decision.swap_outs)
         spaces.update((move.target, spaces.get(-1 - move.source, "?")) for move in decision.swap_ins)
 

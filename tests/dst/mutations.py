@@ -100,6 +100,11 @@ MUTATIONS = (
         "if branch.num_tokens >= branch.request.token_limit:", "if branch.num_tokens > branch.request.token_limit:",
     ),
     Mutation(
+        "I11", "a step hands out a token too many", "core/rows.py",
+        "build_batch([_ask_of(branch) for branch in branches], budget, most, chunk)",
+        "build_batch([_ask_of(branch) for branch in branches], budget + 1, most, chunk)",
+    ),
+    Mutation(
         "I12", "deadlines end nothing", "core/roster.py",
         "return bool(self._deadlines) and self._deadlines[0][0] <= now",
         "return bool(self._deadlines) and self._deadlines[0][0] <= now - 1e6",
@@ -142,6 +147,27 @@ MUTATIONS = (
     Mutation(
         "VTC", "who had most is served first", "core/policies/fair.py",
         "return (self._counters[tenant], self._slots[tenant])", "return (-self._counters[tenant], self._slots[tenant])",
+    ),
+    Mutation(
+        "GANG", "one of a gang is preempted without the others", "core/roster.py",
+        "for member in members(branch)]", "for member in [branch]]",
+    ),
+    Mutation(
+        "I2", "a gang goes on in pages that it gave up", "core/kv_branches.py",
+        "source if old is source else self._share_all(source, key)", "old or self._share_all(source, key)",
+    ),
+    Mutation(
+        "GANG", "a gang that comes back draws one by one", "core/gang.py",
+        "return int(branch.request.gang and branch.num_output_tokens > 0 and not is_ready(branch))", "return 0",
+    ),
+    Mutation(
+        "I14", "a slot is not told what its member goes on from", "core/gang_move.py",
+        "branch.num_resident_tokens, branch.needs_init = num_resident, True",
+        "branch.num_resident_tokens = num_resident",
+    ),
+    Mutation(
+        "I11", "a gang that finds no room leaves rows behind", "core/planner.py",
+        "            del draft.others[rows:], draft.served[rows:]\n", "",
     ),
     Mutation(
         "I25", "a seed depends on when its request came", "core/scheduler.py",

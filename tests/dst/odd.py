@@ -11,12 +11,10 @@ from dst.invariants import Broken
 from octavo.core.draft import Draft
 from octavo.core.errors import InvariantBroken, OutOfPages
 from octavo.core.kv import KVCacheManager, PrefixHit
-from octavo.core.kv_restore import Restores
 from octavo.core.pages import Owner
 from octavo.core.planner import Planner
 from octavo.core.request import Request
 from octavo.core.scheduler import ContinuousBatchScheduler
-from octavo.core.undo import UndoLog
 
 
 class Unit(int):
@@ -56,23 +54,19 @@ class OddKV(KVCacheManager):
 
     def begin(
         self,
-        branch_key: tuple[str, int],
+        key: tuple[str, int],
         namespace: str,
         units: Sequence[int],
-        now: float,
-        undo: UndoLog,
-        *,
+        *when: Any,
         use_prefix: bool = True,
-        may_wait: bool = True,
-        restores: Restores | None = None,
+        **asked: Any,
     ) -> PrefixHit:
         """As in the product; every second lookup finds nothing, if that is switched on."""
         self.lookups += 1
         use_prefix = use_prefix and not ("ignore_hits" in self.switches and self.lookups % 2)
-        asked = {"use_prefix": use_prefix, "may_wait": may_wait, "restores": restores}
-        hit = super().begin(branch_key, namespace, units, now, undo, **asked)
+        hit = super().begin(key, namespace, units, *when, use_prefix=use_prefix, **asked)
         if hit.num_tokens and self.model is not None:
-            self._check_hit(branch_key, namespace, units, hit)
+            self._check_hit(key, namespace, units, hit)
         return hit
 
     def fail_next(self, count: int) -> None:
@@ -89,9 +83,13 @@ class OddKV(KVCacheManager):
         return super()._take(num_pages, owner)
 
     def _source(self, page: int) -> int:
-        """Where the bytes of a page lie until the step runs: a page of the pool, or (below 0) of the host tier."""
+        """Where the bytes of a page lie until the step runs: a page of the pool, or (below 0) of the tiers."""
         host = None if self.swaps is None else self.swaps._ins.get(page)
-        return page if host is None else self.swaps._outs.get(host, -1 - host)
+        if host is None:
+            return page
+        if host in self.swaps._sinks:  # what leaves memory does so first
+            return -1 - self.swaps._sinks[host]
+        return self.swaps._outs.get(host, -1 - host)
 
     def _check_hit(self, key: tuple[str, int], namespace: str, units: Sequence[int], hit: PrefixHit) -> None:
         """Whole pages hold the units that they stand for, written in the same namespace."""
@@ -131,7 +129,7 @@ class OddPlanner(Planner):
         if "preempt_every_3" in self.switches and draft.step % 3 == 0:
             for branch in reversed(self.roster.running):
                 if branch.kv_blocks and not self.claims.protected(branch):
-                    draft.preemptions.append(self.roster.preempt(branch, draft.now, "every third step"))
+                    draft.preemptions += self.roster.preempt(branch, draft.now, "every third step")
                     break
         super().fill(draft, budget)
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from octavo.core.config import SchedulerConfig
+from octavo.core.facts import scheduler_config_of
+
 VOCAB = 97
 SWITCHES = (
     "preempt_every_3",  # the running sequence of last rank loses its pages in every third step
@@ -39,6 +42,7 @@ class Ask:
     resend: int | None = None  # after `time`: it is sent a second time
     cancel: tuple[str, int] | None = None  # ("after", microseconds) or (a state, number of the choice)
     read_every: int = 0  # the reader looks once in so many microseconds; 0: at once
+    gang: bool = False  # its choices go on from each other, as beams do
     patience: int = 1 << 30  # unread tokens at which its client is given up
 
 
@@ -49,7 +53,7 @@ class Fault:
     kill: restart after so many microseconds; clock: the engine's clock jumps by so many seconds; shrink: so many pages
     are gone, for `extra` microseconds; grab: the next page grab fails, `value` times; step: the next step fails, in the
     way `extra` of `faults.KINDS`, the row by `value`; poison: every step with a row of request number `value` fails;
-    flush: the prefix cache is emptied.
+    flush: the prefix cache is emptied; corrupt: page `value` of the next step that reads some back has gone bad.
     """
 
     time: int
@@ -75,8 +79,14 @@ class Scenario:
     snapshot_every: int = 0  # steps; 0: never, so that requests begin anew after a kill
     grab_fails: tuple[int, int] | None = None  # the first page grab that fails, and how many do
     host_pages: int = 0  # of the host tier, where there is a prefix cache
+    disk_pages: int = 0  # of the disk behind it
     cancel_at_end: bool = False  # what still lives after `events` is cancelled
     script: tuple[Ask | Fault, ...] = field(default=())
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        """The configuration of the engine's scheduler."""
+        return scheduler_config_of({"scheduler": self.config})
 
     @property
     def asks(self) -> list[Ask]:

@@ -66,6 +66,7 @@ def _smaller_worlds(scenario: Scenario) -> Iterator[Scenario]:
     for name in scenario.switches:
         yield replace(scenario, switches=tuple(other for other in scenario.switches if other != name))
     plain = {"grab_fails": None, "snapshot_every": 0, "cache_bound": None, "cancel_at_end": False, "overlap": False}
+    plain |= {"host_pages": 0, "disk_pages": 0}
     for name, value in plain.items():
         yield replace(scenario, **{name: value})
     if len(scenario.windows) > 1:
@@ -89,7 +90,7 @@ def _smaller_asks(scenario: Scenario) -> Iterator[Scenario]:
 def _smaller_ask(ask: Ask) -> Iterator[Ask]:
     plain: dict[str, Any] = {
         "namespace": "", "tenant": "", "priority": 0, "deadline": None, "eos": (), "stop_after": None, "resend": None,
-        "cancel": None, "read_every": 0, "client": 0,
+        "cancel": None, "read_every": 0, "client": 0, "gang": False,
     }  # fmt: skip
     for name, value in plain.items():
         yield replace(ask, **{name: value})

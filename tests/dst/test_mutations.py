@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dst.mutations import MUTATIONS, ROOT, check
+from dst.scenario import SWITCHES, Fault
 
 FEW = ("cached pages are free", "a cancel passes over what decodes", "a planned copy is not made")
-WATCHED = {f"I{n}" for n in (*range(1, 16), 17, 18, 19, 23, 25)} | {"VTC"}
+WATCHED = {f"I{n}" for n in (*range(1, 16), 17, 18, 19, 23, 25)} | {"VTC", "GANG"}
 
 
 @pytest.mark.parametrize("mutation", [each for each in MUTATIONS if each.what in FEW], ids=lambda each: each.invariant)
@@ -21,3 +24,15 @@ def test_every_invariant_has_a_defect_that_the_sources_can_have():
     for each in MUTATIONS:
         assert (ROOT / "src" / "octavo" / each.file).read_text("utf-8").count(each.old) == 1, each.what
         assert each.old != each.new
+
+
+def test_the_page_lists_what_there_is():
+    page = (ROOT / "docs" / "simulation.md").read_text("utf-8")
+    for each in MUTATIONS:
+        assert f"| {each.invariant} | {each.what} |" in page
+    for name in sorted(WATCHED) + [f"`{name}`" for name in SWITCHES]:
+        assert f"| {name} |" in page
+    faults = re.findall(r"(?:^ {4}|; |\n {4})(\w+): ", Fault.__doc__ or "")
+    assert len(faults) == 8
+    for name in faults:
+        assert f"| `{name}` |" in page

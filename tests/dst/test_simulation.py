@@ -43,7 +43,7 @@ def test_a_seed_draws_all_there_is():
     drawn = [draw(seed, 300) for seed in range(300)]
     assert {name for each in drawn for name in each.switches} == set(SWITCHES)
     assert {fault.kind for each in drawn for fault in each.faults} == {
-        *("kill", "clock", "shrink", "grab", "step", "poison", "flush")
+        *("kill", "clock", "shrink", "grab", "step", "poison", "flush", "corrupt")
     }
     for name in SWITCHES:
         assert 0.15 < sum(name in each.switches for each in drawn) / len(drawn) < 0.35
@@ -71,6 +71,9 @@ def test_tokens_do_not_depend_on_how_they_were_scheduled(seed):
     world = replace(world, script=tuple(asks), events=10_000)
     other = draw(seed + 1000, 200)
     sizes = {name: other.config[name] for name in ("max_running_requests", "max_prefill_chunk", "max_batched_tokens")}
+    for config in (world.config, sizes):  # a gang of four is served in both, at full length
+        config.update({name: max(4, config[name]) for name in ("max_running_requests", "max_batched_tokens")})
+    world = replace(world, num_pages=world.num_pages * (4 if any(ask.gang for ask in asks) else 1))
     config = {**world.config, **sizes, "policy": other.config["policy"], "max_preemptions": 3}
     odd = replace(world, config=config, switches=("preempt_every_3", "ignore_hits"), num_pages=world.num_pages + 2)
     told = [{name: stream.tokens for name, stream in Simulator(each).play().streams.items()} for each in (world, odd)]
