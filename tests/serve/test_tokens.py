@@ -22,6 +22,16 @@ def test_tokenize_and_back(prefix: str) -> None:
     assert post(f"{prefix}/detokenize", {"tokens": IDS}).json() == {"prompt": "hé"}
 
 
+def test_special_tokens_are_added_unless_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, engine = [], FakeEngine()
+    encode = engine.tokenizer.encode
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **how: seen.append(how) or encode(text, **how))
+    for path in ("/tokenize", "/v1/completions"):
+        for more in ({}, {"add_special_tokens": True}, {"add_special_tokens": False}):
+            assert post(path, {"prompt": "a", **more}, engine=engine).status_code == 200
+    assert [how["add_special_tokens"] for how in seen] == [True, True, False] * 2
+
+
 def test_what_is_no_token_and_no_text_is_refused_by_name() -> None:
     check_error(post("/detokenize", {"tokens": [999]}), 400, "tokens")
     check_error(post("/detokenize", {}), 400, "tokens")

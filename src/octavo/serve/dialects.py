@@ -63,7 +63,7 @@ class Dialect:
     def blamed(self, error: ApiError) -> ApiError:
         """The error with the parameter's name as this API's clients know it."""
         name = self.theirs.get(error.param or "")
-        if name is None or error.param is None:
+        if name is None or error.param is None or error.is_spelled:
             return error
         message = error.message
         if message.startswith(error.param):

@@ -24,10 +24,18 @@ _MAX_WARNINGS = 16
 def decode_request(
     body: dict[str, Any], kind: type[_Request], names: Names = GENERATION, prefix: str = ""
 ) -> tuple[_Request, Warnings]:
-    """The typed request and the warnings about it. Raises ``ApiError`` 400, naming the parameter.
+    """The typed request and the warnings about it. Raises ``ApiError`` 400, naming the parameter as it was sent.
 
     `prefix` stands before each name in what is said of it: the path of a part of a body.
     """
+    try:
+        return _decoded(body, kind, names, prefix)
+    except ApiError as error:
+        error.is_spelled = True
+        raise
+
+
+def _decoded(body: dict[str, Any], kind: type[_Request], names: Names, prefix: str) -> tuple[_Request, Warnings]:
     fields = kind.__struct_fields__
     known: dict[str, Any] = {}
     warnings: Warnings = []

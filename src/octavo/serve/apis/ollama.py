@@ -33,7 +33,7 @@ from octavo.serve.names import Warnings, decode_request, translated
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.tokenizers.chat import template_of
 
-__all__ = ["NAMES", "OPTIONS", "OllamaChat", "OllamaGenerate", "OllamaOptions", "ShowRequest", "routes"]
+__all__ = ["NAMES", "OPTIONS", "SHOW", "OllamaChat", "OllamaGenerate", "OllamaOptions", "ShowRequest", "routes"]
 
 _MACHINE = "where and how the model runs is the server's affair"
 _NEVER_CUT = "a prompt is never cut"
@@ -50,6 +50,7 @@ NAMES = Names(
     },
     idle={"keep_alive": "the model stays loaded", "truncate": _NEVER_CUT, "shift": _NEVER_CUT, "user": LABEL},
 )
+SHOW = Names(idle={"verbose": "nothing more is known"})
 OPTIONS = Names(
     aliases={"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"},
     refused={
@@ -114,7 +115,6 @@ class ShowRequest(Struct, kw_only=True):
 
     model: str | None = None
     name: str | None = None  # as it was called earlier
-    verbose: bool | None = None
 
 
 def routes(front: Front) -> list[Route]:
@@ -181,7 +181,7 @@ class _Ollama:
     async def show(self, http: Request) -> Response:
         """POST /api/show: what is known about a model."""
         front = self._front
-        asked, warnings = await front.body(http, ShowRequest, Names())
+        asked, warnings = await front.body(http, ShowRequest, SHOW)
         front.check_model(_plain(asked.model or asked.name))
         info = {"general.name": front.engine.model_name, "octavo.context_length": front.engine.max_seq_len}
         template = template_of(front.engine.tokenizer).source
