@@ -28,7 +28,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean fairness iteration-level
+.PHONY: dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean fairness iteration-level
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -73,6 +73,9 @@ test-rest: $(VENV)/.installed-dev ## all other tests
 # a failing seed goes into tests/dst/kept_seeds.txt, shrunk: make dst SEEDS=1 FROM=1234 ARGS=--shrink
 dst: $(VENV)/.installed-dev ## simulate the core from seeds FROM.., SEEDS of them, and check every invariant (ARGS=--edges)
 	@PYTHONPATH=src:tests $(BIN)/python -m dst --seeds $(SEEDS) --from $(FROM) $(ARGS)
+
+dst-links: $(VENV)/.installed-dev ## the same of the processes and their messages: any of them dies at any event
+	@PYTHONPATH=src:tests/core:tests/serve $(BIN)/python -m link_world --seeds $(SEEDS) --from $(FROM)
 
 dst-mutations: $(VENV)/.installed-dev ## defects of the core, one by one, and the invariant that sees each
 	@PYTHONPATH=src:tests $(BIN)/python -m dst.mutations $(ARGS)

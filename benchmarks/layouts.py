@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -28,13 +29,11 @@ _TICK = os.sysconf("SC_CLK_TCK")
 def cpu_seconds(pid: int) -> dict[str, float]:
     """CPU time of a server's processes so far, by seat; the one that was started is ``server``."""
     found = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-            if int(folder.name) == pid or int(fields[1]) == pid:
-                words = (folder / "cmdline").read_bytes().split(b"\0")
-                seat = next((word.decode()[7:] for word in words if word.startswith(b"octavo-")), "server")
-                found[seat] = (int(fields[11]) + int(fields[12])) / _TICK
+    for process in (str(pid), *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        seat = next((word.decode()[7:] for word in words if word.startswith(b"octavo-")), "server")
+        found[seat] = (int(fields[11]) + int(fields[12])) / _TICK
     return found
 
 
@@ -84,8 +83,6 @@ def main() -> None:
 
 def wait_tiny(one: Server) -> None:
     """Until it answers: its prompts have other lengths than those of `Server.wait`."""
-    import time
-
     for _ in range(600):
         try:
             run(one.url, "tiny-llama", [Asked("ab", 3, 2)], 1)

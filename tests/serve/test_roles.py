@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,13 +34,10 @@ EXTRA: list[dict[str, Any]] = [
 def children(pid: int) -> dict[str, int]:
     """Seat to process id of all that a supervisor has running."""
     found = {}
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
-                arguments = (folder / "cmdline").read_bytes().split(b"\0")
-                found |= {a.decode()[7:]: int(folder.name) for a in arguments if a.startswith(b"octavo-")}
-        except OSError:
-            continue
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(OSError):  # it has just ended
+            arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            found |= {word.decode()[7:]: int(child) for word in arguments if word.startswith(b"octavo-")}
     return found
 
 
@@ -94,6 +92,13 @@ def strike(server: LiveServer, seat: str, number: int = signal.SIGKILL) -> None:
     os.kill(children(server.process.pid)[seat], number)
 
 
+def pause(server: LiveServer, seat: str, seconds: float) -> None:
+    """Have a process stand still for less than the silence that counts as death."""
+    strike(server, seat, signal.SIGSTOP)
+    time.sleep(seconds)
+    strike(server, seat, signal.SIGCONT)
+
+
 def is_healthy(url: str) -> bool:
     try:
         return httpx.get(f"{url}/health").status_code == 200
@@ -110,6 +115,7 @@ def test_every_stream_goes_on_when_the_engine_is_killed_or_stands_still() -> Non
             hit = partial(strike, server, "engine", number)
             assert asyncio.run(all_streams(server.url, hit)) == undisturbed
             until(lambda: is_healthy(server.url))
+        assert asyncio.run(all_streams(server.url, partial(pause, server, "api-0", 0.3))) == undisturbed
         after = children(server.process.pid)
         assert after["api-0"] == before["api-0"] and after["engine"] != before["engine"]
         assert wait_idle(server.url)

@@ -57,14 +57,14 @@ class _FrontEnd:
         control.send(self.child.link.pack(Beat(), self.child.epoch))
         beats = asyncio.ensure_future(self._beat())
         try:
-            await self._serve(await self._known, control)
+            return 0 if await self._serve(await self._known, control) else 1
         finally:
             beats.cancel()
             self._hang_up()
             control.detach()
-        return 0
 
-    async def _serve(self, facts: EngineFacts, control: LoopSocket) -> None:
+    async def _serve(self, facts: EngineFacts, control: LoopSocket) -> bool:
+        """Serve HTTP to the end; False if it could not be begun, which the log explains."""
         settings = self.child.settings
         draw_seed = seed_source(settings.engine.seed)
         tokenizer = load_tokenizer(facts.source)
@@ -77,8 +77,11 @@ class _FrontEnd:
         task = asyncio.ensure_future(self.server.serve(sockets=[socket.socket(fileno=settings.listener)]))
         while not self.server.started and not task.done():
             await asyncio.sleep(0.005)
-        control.send(self.child.link.pack(Ready(), self.child.epoch))
+        started = self.server.started
+        if started:
+            control.send(self.child.link.pack(Ready(), self.child.epoch))
         await task
+        return started
 
     async def _beat(self) -> None:
         """Signs of life of this event loop: to the engine, and to the thread that passes them on."""
