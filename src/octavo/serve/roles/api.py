@@ -74,6 +74,8 @@ class _FrontEnd:
         gc.collect()
         gc.freeze()
         self._meet_engine()
+        while not self.engine.side.stats:  # limits and metrics rest on them
+            await asyncio.sleep(0.005)
         task = asyncio.ensure_future(self.server.serve(sockets=[socket.socket(fileno=settings.listener)]))
         while not self.server.started and not task.done():
             await asyncio.sleep(0.005)
