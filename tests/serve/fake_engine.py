@@ -10,6 +10,7 @@ import asyncio
 import codecs
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
@@ -69,6 +70,9 @@ class FakeEngine:
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         self.refusals.append((request_id, reason, status, retry_after))
+
+    async def explain(self, request_id: str, tenant: str) -> list[dict[str, Any]]:
+        return [{"request": request_id}] if tenant in self.tenants else []
 
     def health_problem(self) -> str | None:
         return self.problem

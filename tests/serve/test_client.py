@@ -105,6 +105,19 @@ def test_ollamas_client_gets_the_same_answer(server: LiveServer, client: openai.
     assert [model.model for model in other.list().models] == [MODEL]
 
 
+def test_a_request_is_explained_by_causes_that_add_up(server: LiveServer, client: openai.OpenAI) -> None:
+    client.chat.completions.create(
+        model=MODEL, messages=FRANCE, max_tokens=4, n=2, extra_body={"request_id": "why"}, temperature=0
+    )
+    asked = {"headers": {"authorization": "Bearer unused"}, "timeout": 30}
+    (one,) = httpx.get(f"{server.url}/v1/requests/why/explain", **asked).json()["requests"]
+    assert one["ended"] and one["finish_reason"] == "length" and one["output_tokens"] == 8
+    assert sum(cause["seconds"] for cause in one["causes"]) == pytest.approx(one["wall_s"], rel=0.02)
+    assert {"prefill", "decode"} <= {cause["name"] for cause in one["causes"]}
+    assert httpx.get(f"{server.url}/v1/requests/why/explain", timeout=30).status_code == 404  # of another key
+    assert httpx.get(f"{server.url}/v1/requests/wh/explain", **asked).status_code == 404
+
+
 def test_a_seed_decides_every_choice(client: openai.OpenAI) -> None:
     def answers(seed: int) -> list[str]:
         made = client.completions.create(

@@ -63,3 +63,13 @@ def test_a_live_id_is_refused_and_a_left_one_may_come_again() -> None:
         assert (await ask("GET", "/v1/requests/mine")).json()["status"] == "finished"
 
     asyncio.run(go())
+
+
+def test_an_explanation_is_its_keys_own() -> None:
+    engine = FakeEngine()
+    app = make_app(engine)
+    mine = {"authorization": "Bearer mine"}
+    assert send(app, "POST", CHAT, json={**HELLO, "request_id": "x"}, headers=mine).status_code == 200
+    told = send(app, "GET", "/v1/requests/x/explain", headers=mine).json()
+    assert told == {"id": "x", "object": "request.explanation", "requests": [{"request": "x"}]}
+    assert check_error(send(app, "GET", "/v1/requests/x/explain"), 404)["code"] == "request_not_found"

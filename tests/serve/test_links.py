@@ -43,6 +43,8 @@ SAMPLES: list[tuple[Any, Any]] = [
     (m.ToEngine, m.Submit(1, "r", (1, 2), PARAMS, 2**64 - 1, "t", "s", -3, 0.5, ((7,), ()), (False, True))),
     (m.ToEngine, m.Cancel(4)),
     (m.ToEngine, m.Stop(4, 2, "END")),
+    (m.ToEngine, m.Explain(7, "r", "t")),
+    (m.FromEngine, m.Explained(7, b"[]")),
     (m.ToEngine, m.Shed("r", "full", 429, 1.5)),
     (m.FromEngine, m.Step((1,), (0,), (96,), (m.Event(2, m.TOKEN, 0, 5, logprobs=LOGPROBS, prompt_logprobs=(None,)),))),
     (m.FromEngine, m.Refused(1, "prompt", 3, "give less")),

@@ -116,29 +116,12 @@ def run_explain(path: Path, number: int | None, request: str, as_json: bool) -> 
     history = history_of(chosen_epoch(path, number))
     explained = [explain(history, name) for name in ([request] if request else history.lives)]
     if as_json:
-        values = [_explanation_json(one) for one in explained]
+        values = [one.to_dict() for one in explained]
         print(json.dumps(values[0] if request else values, indent=2))
     elif request:
         print(explanation_text(explained[0]))
     else:
         _print_table(explained, history)
-
-
-def _explanation_json(one: Explanation) -> dict[str, Any]:
-    life = one.life
-    return {
-        "request": life.request,
-        "wall_s": life.wall,
-        "ended": life.end is not None,
-        "finish_reason": life.reason,
-        "error": life.error,
-        "prompt_tokens": life.prompt,
-        "cached_tokens": life.cached,
-        "output_tokens": life.outputs,
-        "ttft_s": None if life.first_token is None else life.first_token - life.arrival,
-        "longest_gap_s": life.longest_gap,
-        "causes": [vars(cause) for cause in one.causes],
-    }
 
 
 def explanation_text(one: Explanation) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.core.errors import InvalidInput
 from octavo.core.history import CAUSES, History, Life
@@ -33,14 +35,31 @@ class Explanation:
         """Seconds of all causes together."""
         return sum(cause.seconds for cause in self.causes)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        life = self.life
+        return {
+            "request": life.request,
+            "wall_s": life.wall,
+            "ended": life.end is not None,
+            "finish_reason": life.reason,
+            "error": life.error,
+            "prompt_tokens": life.prompt,
+            "cached_tokens": life.cached,
+            "output_tokens": life.outputs,
+            "ttft_s": None if life.first_token is None else life.first_token - life.arrival,
+            "longest_gap_s": life.longest_gap,
+            "causes": [vars(cause) for cause in self.causes],
+        }
 
-def explain(history: History, request: str) -> Explanation:
-    """Raises ``InvalidInput`` for a request that the recording does not know."""
+
+def explain(history: History, request: str, shown: Callable[[str], str] = str) -> Explanation:
+    """Raises ``InvalidInput`` for a request that the recording does not know. ``shown``: what a request is called."""
     life = history.lives.get(request)
     if life is None:
         known = ", ".join(list(history.lives)[:_MOST_NAMES])
         raise InvalidInput("request", request, f"is not in the recording; it has {len(history.lives)}: {known} ...")
-    causes = [Cause(name, life.sums[name], _detail(history, life, name)) for name in CAUSES if name in life.sums]
+    causes = [Cause(name, life.sums[name], _detail(history, life, name, shown)) for name in CAUSES if name in life.sums]
     return Explanation(life, tuple(causes))
 
 
@@ -64,14 +83,14 @@ def waited_behind(history: History, life: Life, cause: str) -> dict[str, float]:
     return dict(sorted(blame.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _detail(history: History, life: Life, cause: str) -> str:
+def _detail(history: History, life: Life, cause: str, shown: Callable[[str], str]) -> str:
     if cause in ("queued", "pages", "arriving"):
-        return _behind(waited_behind(history, life, cause))
+        return _behind(waited_behind(history, life, cause), shown)
     if cause == "prefix":
-        return "computed by " + ", ".join(dict.fromkeys(life.awaited))
+        return "computed by " + ", ".join(dict.fromkeys(map(shown, life.awaited)))
     if cause == "preempted":
-        by = ", ".join(dict.fromkeys(life.preempted_by)) or "nobody: to give up shared pages"
-        return f"for {by}; {_behind(waited_behind(history, life, cause))}"
+        by = ", ".join(dict.fromkeys(map(shown, life.preempted_by))) or "nobody: to give up shared pages"
+        return f"for {by}; {_behind(waited_behind(history, life, cause), shown)}"
     if cause == "prefill":
         return f"{life.prompt} tokens, {life.cached} of them from the prefix cache"
     if cause == "decode":
@@ -79,9 +98,9 @@ def _detail(history: History, life: Life, cause: str) -> str:
     return CAUSES[cause]
 
 
-def _behind(blame: dict[str, float]) -> str:
+def _behind(blame: dict[str, float], shown: Callable[[str], str]) -> str:
     if not blame:
         return "nobody was served meanwhile"
-    named = [f"{name} ({seconds:.3f} s)" for name, seconds in list(blame.items())[:_MOST_NAMES]]
+    named = [f"{shown(name)} ({seconds:.3f} s)" for name, seconds in list(blame.items())[:_MOST_NAMES]]
     rest = list(blame.values())[_MOST_NAMES:]
     return "behind " + ", ".join(named) + (f", {len(rest)} others ({sum(rest):.3f} s)" if rest else "")

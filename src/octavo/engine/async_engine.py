@@ -21,6 +21,7 @@ from octavo.core.errors import OctavoError
 from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
 from octavo.engine.config import EngineConfig
+from octavo.engine.explained import explained
 from octavo.engine.loader import LoadedEngine, load_engine
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
@@ -140,6 +141,10 @@ class AsyncEngine:
         """A request was turned away before it got here: an event of the timeline. Callable from any thread."""
         told = {"request": request_id, "reason": reason, "status": status, "retry_after": retry_after}
         self._post(partial(self.loaded.core.scheduler.timeline.record, "refuse", self.clock(), **told))
+
+    async def explain(self, request_id: str, tenant: str) -> list[dict[str, Any]]:
+        """As `explained` has it, of the events in memory."""
+        return await asyncio.to_thread(explained, self.loaded.core.scheduler.timeline, request_id, tenant)
 
     def health_problem(self) -> str | None:
         """None while the engine makes progress; otherwise what is wrong."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.params import SamplingParams
@@ -100,6 +100,9 @@ class EnginePort(Protocol):
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         """A request was turned away at the door (429): for the timeline. Callable from any thread."""
+
+    async def explain(self, request_id: str, tenant: str) -> list[dict[str, Any]]:
+        """Why a tenant's request took as long as it did (`octavo.engine.explained`); empty: not known any more."""
 
     def health_problem(self) -> str | None:
         """None while the engine makes progress; otherwise what is wrong."""

@@ -1,4 +1,4 @@
-"""What became of a request."""
+"""What became of a request, and why it took as long as it did."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.serve.dialects import json_response
+from octavo.serve.errors import ApiError
 from octavo.serve.front import Front
+from octavo.serve.guard import KEY
 
 __all__ = ["routes"]
 
@@ -18,4 +20,16 @@ def routes(front: Front) -> list[Route]:
     async def status(http: Request) -> Response:
         return json_response(front.ledger.describe(http.path_params["request_id"]))
 
-    return [Route("/v1/requests/{request_id}", front.answered(status), methods=["GET"])]
+    async def explain(http: Request) -> Response:
+        name = http.path_params["request_id"]
+        with front.quotas.inside(http.scope.get(KEY)):
+            found = await front.engine.explain(name, front.tenant(http))
+        if not found:
+            message = "No such request is remembered: it never ran, is another key's, or ran too long ago."
+            raise ApiError(404, message, code="request_not_found")
+        return json_response({"id": name, "object": "request.explanation", "requests": found})
+
+    return [
+        Route("/v1/requests/{request_id}", front.answered(status), methods=["GET"]),
+        Route("/v1/requests/{request_id}/explain", front.answered(explain), methods=["GET"]),
+    ]

@@ -22,14 +22,15 @@ from octavo.core.params import MAX_CHOICES, SamplingParams
 from octavo.core.request import MAX_ID_CHARACTERS
 
 __all__ = [
-    "CHOICE_END", "MAX_BYTES", "REQUEST_END", "TOKEN", "ApiGone", "ApiHello", "Beat", "Cancel", "Drain", "EngineFacts",
-    "EngineGone", "EngineUp", "Event", "Failed", "FromEngine", "Link", "ProtocolError", "Read", "Ready", "Refused",
-    "Shed", "Stats", "Step", "Stop", "Submit", "ToChild", "ToEngine", "ToSupervisor", "pack_logprobs",
-    "unpack_logprobs",
+    "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "REQUEST_END", "TOKEN", "ApiGone", "ApiHello", "Beat", "Cancel",
+    "Drain", "EngineFacts", "EngineGone", "EngineUp", "Event", "Explain", "Explained", "Failed", "FromEngine", "Link",
+    "ProtocolError", "Read", "Ready", "Refused", "Shed", "Stats", "Step", "Stop", "Submit", "ToChild", "ToEngine",
+    "ToSupervisor", "pack_logprobs", "unpack_logprobs",
 ]  # fmt: skip
 
 VERSION = 1
 MAX_BYTES = 64 << 20  # of one message
+MAX_EXPLANATION = 4 << 20
 TOKEN, CHOICE_END, REQUEST_END = range(3)  # kinds of `Event`
 
 _HEADER = struct.Struct("<4sHxxQQ")
@@ -112,7 +113,15 @@ class Beat(_Message, tag=7):
     """The sender lives."""
 
 
-ToEngine = ApiHello | Submit | Cancel | Stop | Read | Shed | Beat
+class Explain(_Message, tag=8):
+    """Why did a tenant's request take as long as it did? Answered with ``Explained``, by the same number."""
+
+    number: _Row
+    request_id: _Name
+    tenant: _Name
+
+
+ToEngine = ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain
 
 
 # -- engine to front end
@@ -158,7 +167,14 @@ class Stats(_Message, tag=22):
     values: dict[_Name, float]
 
 
-FromEngine = Step | Refused | Stats
+class Explained(_Message, tag=23):
+    """The answer to ``Explain``: a list in JSON, see `octavo.engine.explained`."""
+
+    number: _Row
+    content: Annotated[bytes, Meta(max_length=MAX_EXPLANATION)]
+
+
+FromEngine = Step | Refused | Stats | Explained
 
 
 # -- children to supervisor, and back

@@ -20,6 +20,7 @@ from octavo.serve.links.messages import (
     ApiHello,
     Drain,
     EngineFacts,
+    Explain,
     FromEngine,
     Link,
     ProtocolError,
@@ -30,6 +31,7 @@ from octavo.serve.links.messages import (
     ToEngine,
 )
 from octavo.serve.roles.child import Child
+from octavo.serve.roles.explainer import Explainer
 from octavo.serve.roles.sockets import bound, epoch_of, identity_of, receive
 
 __all__ = ["run_engine"]
@@ -70,6 +72,7 @@ class _EngineProcess:
         self.child, self.loaded, self.core = child, loaded, loaded.core
         self.side = EngineSide(loaded.core, self._make, self._note)
         self.link: Link[FromEngine, ToEngine] = Link(ToEngine)
+        self._explainer = Explainer(loaded.core.scheduler.timeline)
         self.router = bound(child.context, child.folder, f"engine-{child.epoch}")
         self._poller = zmq.Poller()
         self._poller.register(self.router, zmq.POLLIN)
@@ -106,7 +109,7 @@ class _EngineProcess:
             self._send()
         if self._ended:
             self._collect()
-        self._poller.poll(round(1000 * self.child.settings.beat))
+        self._poller.poll(_NAP_MS if self._explainer.pending else round(1000 * self.child.settings.beat))
 
     def _step(self, now: float) -> None:
         core = self.core
@@ -149,7 +152,9 @@ class _EngineProcess:
             self.child.say(f"a front end was cut off: {error}")
             self.side.gone(sender)
             return
-        if found is not None and found[0] == sender:
+        if found is not None and found[0] == sender and isinstance(found[1], Explain):
+            self._explainer.ask(sender, found[1])
+        elif found is not None and found[0] == sender:
             self._fresh = self._fresh and not isinstance(found[1], ApiHello)
             self.side.hear(sender, found[1], now)
 
@@ -165,7 +170,7 @@ class _EngineProcess:
         self.side.outbox += [(epoch, stats) for epoch in self.side.peers]
 
     def _send(self) -> None:
-        outbox, self.side.outbox = self.side.outbox, []
+        outbox, self.side.outbox = [*self.side.outbox, *self._explainer.answers()], []
         for epoch, message in outbox:
             frames = [identity_of(epoch), *self.link.pack(message, self.child.epoch, epoch)]
             try:

@@ -7,16 +7,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.core.events import TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.serve.links.api_side import ApiSide
-from octavo.serve.links.messages import EngineFacts, FromEngine, Shed, ToEngine
+from octavo.serve.links.messages import EngineFacts, Explain, Explained, FromEngine, Shed, ToEngine
 
 __all__ = ["RemoteEngine"]
 
+_EXPLAIN_WITHIN = 30.0  # seconds
 _STUCK_AFTER = 120.0  # seconds with work and without a word from the engine
 
 
@@ -44,6 +47,8 @@ class RemoteEngine:
         self._router = OutputRouter(self.side, tokenizer)
         self._mailboxes: dict[str, Mailbox] = {}
         self._heard = self.clock()
+        self._asked: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # explanations, by number
+        self._number = 0
 
     @property
     def model_name(self) -> str:
@@ -113,10 +118,15 @@ class RemoteEngine:
     def engine_down(self) -> None:
         """The engine has died."""
         self._deliver(self.side.engine_down())
+        for number in list(self._asked):
+            self._explained(Explained(number, b"[]"))  # what it remembered is lost
 
     def hear(self, sender: int, message: FromEngine) -> None:
         """A message of an engine."""
         self._heard = self.clock()
+        if isinstance(message, Explained):
+            self._explained(message)
+            return
         self._deliver(self.side.hear(sender, message, self._heard))
         for request_id, error in self.side.refusals:
             mailbox = self._mailboxes.get(request_id)
@@ -137,6 +147,26 @@ class RemoteEngine:
         """A request was turned away at the door: for the timeline."""
         if self.side.engine:
             self._send(Shed(request_id, reason[:4000], status, retry_after))
+
+    async def explain(self, request_id: str, tenant: str) -> list[dict[str, Any]]:
+        """As `octavo.engine.explained` has it, of the events that the engine has in memory."""
+        if not self.side.engine:
+            return []
+        self._number += 1
+        number, answer = self._number, asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        try:
+            self._send(Explain(number, request_id, tenant))
+            return list(await asyncio.wait_for(answer, _EXPLAIN_WITHIN))
+        except asyncio.TimeoutError:
+            return []
+        finally:
+            self._asked.pop(number, None)
+
+    def _explained(self, message: Explained) -> None:
+        answer = self._asked.get(message.number)
+        if answer is not None and not answer.done():
+            answer.set_result(msgspec.json.decode(message.content))
 
     def health_problem(self) -> str | None:
         """None while there is an engine that makes progress; otherwise what is wrong."""
