@@ -28,7 +28,7 @@ _MODEL = "A known name (see octavo models), a hub id, a folder, or a .gguf file.
 
 app = typer.Typer(
     name="octavo",
-    help="Octavo runs large language models: serve one over the OpenAI API, chat with it, or run a file of prompts.",
+    help="Octavo runs large language models: serve one over HTTP, chat with it, or run a file of prompts.",
     epilog="Start with: octavo chat. Or serve: octavo serve, then POST to http://127.0.0.1:8000/v1/chat/completions.",
     no_args_is_help=True,
     add_completion=False,
@@ -67,7 +67,7 @@ def _top(
 def serve(
     engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL, model_alias: ModelAlias = None
 ) -> None:
-    """Serve a model over the OpenAI API (HTTP, on port 8000)."""
+    """Serve a model over HTTP, on port 8000: the APIs of OpenAI, Anthropic and Ollama."""
     from octavo.serve.server import serve as run_server
 
     run_server(_with_alias(engine, model_alias), server, typer.echo)
