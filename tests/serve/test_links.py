@@ -290,6 +290,7 @@ def test_an_engine_runs_each_request_once_and_only_for_the_living() -> None:
     assert side.peers == (4,)
     side.end_silent(15.1, 10.0)
     assert core.take() == [("submit", "d"), ("cancel", "d")] and side.peers == ()
+    assert side.num_ended == 4
 
 
 def test_a_request_goes_on_from_where_it_was() -> None:

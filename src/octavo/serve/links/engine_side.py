@@ -85,6 +85,7 @@ class EngineSide:
         self._peers: dict[int, _Peer] = {}  # by epoch
         self._dead: set[int] = set()  # epochs that are heard no more
         self._runs: dict[str, _Run] = {}  # by request id
+        self.num_ended = 0  # requests that were followed to their end, whatever it was
 
     @property
     def peers(self) -> Sequence[int]:
@@ -122,6 +123,7 @@ class EngineSide:
         peer = self._peers.pop(epoch, None)
         for run in list(peer.runs.values()) if peer is not None else ():
             self._runs.pop(run.request.request_id, None)
+            self.num_ended += 1
             self.core.cancel(run.request.request_id, FinishReason.CANCELLED)
 
     def end_silent(self, now: float, limit: float) -> None:
@@ -190,6 +192,7 @@ class EngineSide:
                 return
 
     def _drop(self, run: _Run) -> None:
+        self.num_ended += 1
         self._runs.pop(run.request.request_id, None)
         self._peers[run.peer].runs.pop(run.row, None)
 

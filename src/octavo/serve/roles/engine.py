@@ -81,7 +81,7 @@ class _EngineProcess:
         self._told = 0.0  # when statistics were last sent
         self._fresh = True  # and nothing has happened since
         self._looked = 0.0  # when the silent were last looked for
-        self._ended = 0  # requests since garbage was last collected
+        self._collected = 0  # requests that had ended when garbage was last collected
 
     def run(self) -> None:
         """Until it is told to end."""
@@ -107,30 +107,28 @@ class _EngineProcess:
         if not self._fresh:
             self._tell_stats(time.monotonic())
             self._send()
-        if self._ended:
-            self._collect()
+        self._collect(after=1)
         self._poller.poll(_NAP_MS if self._explainer.pending else round(1000 * self.child.settings.beat))
 
     def _step(self, now: float) -> None:
         core = self.core
-        running = self.side.num_runs
         events = core.step(now)
         begun = core.clock()
         self.side.take(events)
-        self._ended += max(0, running - self.side.num_runs)
         self._fresh = False
         if now - self._told > _STATS_EVERY:
             self._tell_stats(now)
         self._send()
         core.delivered(begun)
-        if self._ended >= _COLLECT_AFTER:
-            self._collect()
+        self._collect(after=_COLLECT_AFTER)
         if core.idle and not events:
             self._poller.poll(_NAP_MS)
 
-    def _collect(self) -> None:
-        gc.collect()
-        self._ended = 0
+    def _collect(self, after: int) -> None:
+        """Collect cyclic garbage (a request and its choices are such), if so many requests have ended."""
+        if self.side.num_ended - self._collected >= after:
+            self._collected = self.side.num_ended
+            gc.collect()
 
     def _listen(self) -> None:
         """Take in all messages that are there."""
