@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 from fake_engine import FakeEngine
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 
 from octavo.serve.app import create_app
@@ -15,6 +16,15 @@ from octavo.serve.config import ServeConfig
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
 HELLO = {"messages": [{"role": "user", "content": "hé"}]}
 
 

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from serve_http import CHAT, COMPLETIONS, HELLO, Client, check_error, make_app, send
-
-from octavo.serve.protocol import ChatRequest, CompletionRequest
+from serve_http import CHAT, COMPLETIONS, Client, check_error, make_app, send
 
 GOOD = json.dumps({"prompt": "SECRETWORD", "max_tokens": 2, "stop": ["x"]}).encode()
 JSON = {"content-type": "application/json"}
@@ -99,27 +95,3 @@ def test_only_plain_json_is_taken() -> None:
     form = "application/x-www-form-urlencoded"
     for headers in ({"content-type": "text/plain"}, {"content-type": form}, {**JSON, "content-encoding": "gzip"}):
         check_error(send(make_app(), "POST", COMPLETIONS, content=GOOD, headers=headers), 415)
-
-
-_JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=6,
-)
-_NAMES = st.sampled_from(
-    [*CompletionRequest.__struct_fields__, *ChatRequest.__struct_fields__, "tools", "best_of", "x"]
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from([COMPLETIONS, CHAT, "/tokenize", "/detokenize"]), st.dictionaries(_NAMES, _JSON, max_size=4))
-def test_any_json_is_answered_or_refused_in_shape(path: str, fields: dict) -> None:  # type: ignore[type-arg]
-    body = {**({"prompt": "a"} if path == COMPLETIONS else HELLO), **fields}
-    response = send(make_app(), "POST", path, content=json.dumps(body), headers=JSON)
-    if response.status_code != 200:
-        assert 400 <= response.status_code < 500
-        check_error(response, response.status_code)

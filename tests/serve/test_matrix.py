@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 from fake_engine import TEMPLATE, FakeEngine, byte_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from parameter_matrix import BODIES, OTHERS, PAGE, Body, page_with, table
-from serve_http import make_app, send
+from serve_http import JSON, make_app, send
 
 IDS = [f"{body.path} {body.kind.__name__}" for body in [*BODIES, *OTHERS]]
 EVERY = pytest.mark.parametrize("body", [*BODIES, *OTHERS], ids=IDS)
@@ -136,6 +138,17 @@ def test_any_other_name_comes_back_with_the_nearest_right_one(body: Body) -> Non
         answer, _ = ask(body, {wrong: 1})
         assert named(answer) == [body.prefix + wrong], name
         assert "did you mean" in answer.json()["warnings"][0]["message"], name
+
+
+@settings(max_examples=200)
+@given(st.sampled_from([*BODIES, *OTHERS]), st.data())
+def test_any_value_of_any_parameter_is_answered_or_refused_in_shape(body: Body, data: st.DataObject) -> None:
+    names = st.sampled_from([*body.kind.__struct_fields__, *body.names.refused, *body.names.idle])
+    answer, _ = ask(body, data.draw(st.dictionaries(names, JSON, max_size=4)))
+    if answer.status_code != 200:
+        assert 400 <= answer.status_code < 500, answer.text
+        error = answer.json()["error"]
+        assert error if "/api/" in body.path else error["message"] and error["type"]
 
 
 PARITY = """
