@@ -41,6 +41,7 @@ def make_core(
     prefix_cache: bool = True,
     backend: str = "reference",
     host_pages: int = 0,
+    clock: Callable[[], float] = lambda: 0.0,
     **scheduling: Any,
 ) -> EngineCore:
     """An engine that audits its pages after every step."""
@@ -52,7 +53,7 @@ def make_core(
         scheduling=SchedulerConfig(**scheduling),
         prefix_cache=prefix_cache,
         host_pages=host_pages,
-        clock=lambda: 0.0,
+        clock=clock,
         audit=True,
     )
 

@@ -20,7 +20,7 @@ from octavo.engine.disk_pages import DiskPages
 from octavo.engine.loader import load_engine
 from octavo.engine.parts import build_core
 from octavo.engine.stats import engine_stats, tier_stats
-from octavo.serve.metrics import _BY_REASON, _COUNTERS, _GAUGES
+from octavo.serve.metric_table import METRICS
 
 FIXTURE = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 
@@ -89,7 +89,7 @@ def test_those_that_come_back_from_disk_say_the_same_as_alone(cores: Any, model:
 def test_everything_that_is_counted_of_tiers_is_a_metric(cores: Any) -> None:
     core = cores()
     core.tiers.disk.failures["slow"] = core.tiers.disk.write_failures["full"] = 1
-    known = {**_GAUGES, **_COUNTERS, **_BY_REASON}
+    known = {metric.stat.rstrip("/") for metric in METRICS}
     assert not [name for name in tier_stats(core.tiers, core.kv.host) if name.partition("/")[0] not in known]
 
 

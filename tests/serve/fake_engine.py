@@ -42,6 +42,8 @@ class FakeDelta:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
+    first: tuple[float, ...] = ()
+    spent: tuple[float, ...] = ()
 
 
 @dataclass

@@ -28,11 +28,12 @@ class LiveServer:
     output: list[str] = field(default_factory=list)
 
 
-def metric(url: str, name: str) -> float:
-    """The value of one metric that has no labels but the model's."""
+def metric(url: str, name: str, label: str = "") -> float:
+    """The sum of a metric's samples; with a label of those that have it, which may be none yet."""
     text = httpx.get(f"{url}/metrics", timeout=30).text
-    line = next(line for line in text.splitlines() if line.startswith(name + "{"))
-    return float(line.rsplit(" ", 1)[1])
+    lines = [line for line in text.splitlines() if line.startswith(name + "{") and label in line]
+    assert lines or label, name
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def is_idle(url: str) -> bool:

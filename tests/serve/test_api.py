@@ -344,16 +344,16 @@ def test_metrics_have_the_names_that_dashboards_know() -> None:
     send(app, "POST", COMPLETIONS, json={"prompt": 5})
     text = send(app, "GET", "/metrics").text
     for line in (
-        'vllm:prompt_tokens_total{model_name="fake"} 4.0',
-        'vllm:generation_tokens_total{model_name="fake"} 3.0',
-        'vllm:request_success_total{finished_reason="length",model_name="fake"} 1.0',
-        'vllm:time_to_first_token_seconds_count{model_name="fake"} 1.0',
-        'vllm:inter_token_latency_seconds_count{model_name="fake"} 2.0',
-        'vllm:e2e_request_latency_seconds_count{model_name="fake"} 1.0',
+        'vllm:prompt_tokens_total{model_name="fake",priority="normal",tenant="none"} 4.0',
+        'vllm:generation_tokens_total{model_name="fake",priority="normal",tenant="none"} 3.0',
+        'vllm:request_success_total{finished_reason="length",model_name="fake",priority="normal",tenant="none"} 1.0',
+        'vllm:time_to_first_token_seconds_count{model_name="fake",priority="normal",tenant="none"} 1.0',
+        'vllm:inter_token_latency_seconds_count{model_name="fake",priority="normal",tenant="none"} 2.0',
+        'vllm:e2e_request_latency_seconds_count{model_name="fake",priority="normal",tenant="none"} 1.0',
         'vllm:num_requests_running{model_name="fake"} 0.0',
         'vllm:kv_cache_usage_perc{model_name="fake"} 0.125',
         'octavo:steps_total{model_name="fake"} 3.0',
-        'octavo:http_requests_total{route="/v1/completions",status="400"} 1.0',
+        'octavo:http_requests_total{model_name="fake",route="/v1/completions",status="400"} 1.0',
     ):
         assert line in text, line
 

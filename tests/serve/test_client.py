@@ -202,15 +202,20 @@ def test_16_streams_do_not_mix_and_leave_nothing(server: LiveServer) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["answers"] >= 16 and report["idle_at_end"] and not report["errors"]
+    for part in ("tokenize", "queue", "prefill", "sample", "deliver", "network"):
+        assert metric(server.url, "octavo:first_token_part_seconds_count", f'part="{part}"') >= 16, part
+    assert metric(server.url, "octavo:core_seconds_total") > 0.0
+    for at in ("engine", "socket"):
+        assert metric(server.url, "octavo:time_per_output_token_seconds_count", f'at="{at}"') > 0, at
 
 
 def test_leaving_a_stream_frees_its_pages(server: LiveServer, client: openai.OpenAI) -> None:
-    before = metric(server.url, "octavo:requests_cancelled_total")
+    before = metric(server.url, "octavo:request_failures_total", 'class="cancelled"')
     stream = client.completions.create(model=MODEL, prompt="Count: 1, 2, 3,", max_tokens=900, stream=True)
     next(iter(stream))
     stream.close()
     assert wait_idle(server.url)
-    assert metric(server.url, "octavo:requests_cancelled_total") == before + 1
+    assert metric(server.url, "octavo:request_failures_total", 'class="cancelled"') == before + 1
 
 
 def test_bytes_that_are_no_request(server: LiveServer) -> None:

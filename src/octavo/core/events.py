@@ -6,7 +6,7 @@ TOKEN* CHOICE_END   for every choice (choices interleave), then one REQUEST_END,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from octavo.core.batch import TokenLogprobs
@@ -32,6 +32,8 @@ class TokenEvent:
     ``num_output_tokens`` as finally counted, ``error`` if the choice failed.
     REQUEST_END: ``num_output_tokens`` of all choices together; its ``finish_reason`` is that of choice 0.
     ``prompt_logprobs`` comes once for each choice, with its first event: one entry a prompt token, None for the first.
+    ``spent`` is what the engine measured, in seconds: with a request's first token those that it waited, those of
+    prefill and those of drawing; with its REQUEST_END those from first to last token, and its core-seconds.
     """
 
     request_id: str
@@ -47,6 +49,7 @@ class TokenEvent:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
+    spent: tuple[float, ...] = field(default=(), compare=False)  # by a clock: no part of what is the same again
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,6 @@ output.py         events to text deltas; stop strings end choices
 loader.py         a model's name to a running engine; parts.py the putting together; fixture.py tiny models in JSON
 config.py         `EngineConfig`; memory.py the memory plan; identity.py what must be equal for bytes to be equal
 recorder.py       recordings as files, written and read
-metrics.py        times, utilization, pages; stats.py the same for operators
+metrics.py        times, utilization, pages; stats.py the same for operators; tenants.py core-seconds
 scenario.py       fixtures' scenarios; driver.py prints or runs one; schema.py and schemas/ the JSON schemas
 """

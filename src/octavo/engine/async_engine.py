@@ -134,7 +134,7 @@ class AsyncEngine:
         """Gauges and counters as of the last step; cheap, callable from any thread."""
         stats = dict(self._stats)
         ended = stats.pop("last_step_ended")
-        stats |= self.loaded.core.metrics.gaps.summary()
+        stats |= self.loaded.core.metrics.totals()
         return {**stats, "last_step_age": self.clock() - ended if ended else 0.0}
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:

@@ -71,7 +71,7 @@ class EngineCore:
             told = {"request": request.request_id, "reason": str(error), "field": error.field}
             self.scheduler.timeline.record("refuse", now, **told)
             raise
-        self.metrics.submitted(request.request_id, len(request.prompt_token_ids), now)
+        self.metrics.submitted(request.request_id, len(request.prompt_token_ids), now, request.tenant)
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request at the next step; idempotent, and without effect on one that has ended."""
@@ -106,11 +106,13 @@ class EngineCore:
             events = self.scheduler.commit(result, now)
             ended = clock()
             self.scheduler.observe(ended - (self._cycle_started or started))
-            self._measured(decision, (started, planned, executed, ended), seconds["model"] - model_before)
+            model = seconds["model"] - model_before
+            self._measured(decision, (started, planned, executed, ended), model)
             seconds["plan"] += planned - started
-            seconds["prepare"] += executed - planned - (seconds["model"] - model_before)
+            seconds["prepare"] += executed - planned - model
             seconds["commit"] += ended - executed
-            self.metrics.stepped(decision, events, started, ended, pages, len(self.kv.groups))
+            sampling = max(0.0, ended - planned - model)
+            self.metrics.stepped(decision, events, started, ended, pages, len(self.kv.groups), sampling)
         if self._gap_watch is not None:
             self._gap_watch.look(now, sum(seconds.values()))
         self._cycle_started = 0.0 if self.idle or not self.has_work else ended

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.gap import GapControl
 from octavo.core.request import Branch
+from octavo.engine.histogram import Histogram
 
 __all__ = ["GapMeter", "GapWatch"]
 
@@ -29,6 +30,7 @@ class GapMeter:
         self.bound = bound  # seconds; 0: none
         self.num_gaps = self.num_above = 0  # of all, those above the bound
         self._counts: dict[int, int] = {}
+        self._seconds = 0.0  # of all gaps
         self._steady: Sequence[Branch] = ()  # whose last token came at `_at`
         self._at = 0.0
         self._last: dict[tuple[str, int], float] = {}  # time of the last token of other choices
@@ -70,6 +72,7 @@ class GapMeter:
 
     def _add(self, gap: float, count: int) -> None:
         self.num_gaps += count
+        self._seconds += gap * count
         self.num_above += count * (0.0 < self.bound < gap)
         bucket = math.ceil(math.log(gap / _LEAST) / _LOG_RATIO) if gap > _LEAST else 0
         self._counts[bucket] = self._counts.get(bucket, 0) + count
@@ -83,6 +86,14 @@ class GapMeter:
             if left <= 0.0:
                 return _LEAST * _RATIO**bucket
         return 0.0
+
+    def histogram(self) -> Histogram:
+        """All gaps, to 2%. Callable from any thread."""
+        found = Histogram()
+        for bucket, count in self._counts.copy().items():
+            found.add(_LEAST * _RATIO**bucket, count)
+        found.total = self._seconds
+        return found
 
     def summary(self) -> dict[str, float]:
         """Quantiles in seconds, and counts."""

@@ -17,6 +17,8 @@ from typing import Any
 from octavo.core.batch import ScheduleDecision, StepRows
 from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.engine.gaps import GapMeter
+from octavo.engine.histogram import SEQUENCES, TOKENS, Histogram
+from octavo.engine.tenants import CoreSeconds
 
 _KEPT_REQUESTS = 4096
 _KEPT_STEPS = 65536
@@ -30,6 +32,7 @@ class RequestTimes:
     """Times of one request, in seconds of the engine's clock."""
 
     submitted: float
+    admitted: float | None = None  # begin of the first step that computed something for it
     first_token: float | None = None
     last_token: float | None = None
     finished: float | None = None
@@ -37,6 +40,13 @@ class RequestTimes:
     num_output_tokens: int = 0  # of the choices that have ended
     num_cached_tokens: int = 0
     num_choices: int = 0  # that have ended with tokens
+
+    def parts(self, sampling: float) -> tuple[float, float, float]:
+        """The time to the first token: waiting, prefill, and ``sampling`` seconds of its last step."""
+        first = self.submitted if self.first_token is None else self.first_token
+        admitted = first if self.admitted is None else self.admitted
+        queue, sample = max(0.0, admitted - self.submitted), min(sampling, max(0.0, first - admitted))
+        return queue, max(0.0, first - self.submitted - queue - sample), sample
 
     @property
     def ttft(self) -> float | None:
@@ -70,11 +80,16 @@ class StepRecord:
 class Metrics:
     """Counters and records of one engine. Fed by ``EngineCore``; reading it changes nothing."""
 
-    def __init__(self, *, max_batched_tokens: int, page_size: int, page_bytes: int, max_gap: float = 0.0) -> None:
+    def __init__(
+        self, *, max_batched_tokens: int, page_size: int, page_bytes: int, max_gap: float = 0.0, cores: int = 1
+    ) -> None:
         self.max_batched_tokens = max_batched_tokens
         self.page_size = page_size
         self.page_bytes = page_bytes
         self.gaps = GapMeter(max_gap)
+        self.costs = CoreSeconds(cores)
+        self.step_tokens, self.step_sequences = Histogram(TOKENS), Histogram(SEQUENCES)
+        self.temporary_bytes = 0  # activations and workspace, as planned
         self.requests: OrderedDict[str, RequestTimes] = OrderedDict()
         self.steps: deque[StepRecord] = deque(maxlen=_KEPT_STEPS)
         self.num_steps = self.num_failed_steps = 0
@@ -83,6 +98,7 @@ class Metrics:
         self.finished: dict[str, int] = {}
         self.phase_seconds = dict.fromkeys(PHASES, 0.0)  # since the start
         self._page_slots = self._wasted_slots = 0
+        self._sampling = 0.0  # seconds of the step that is looked at
 
     @property
     def python_share(self) -> float:
@@ -94,9 +110,10 @@ class Metrics:
         """Add to one of `PHASES`."""
         self.phase_seconds[phase] += seconds
 
-    def submitted(self, request_id: str, num_prompt_tokens: int, now: float) -> None:
+    def submitted(self, request_id: str, num_prompt_tokens: int, now: float, tenant: str = "") -> None:
         """A request was accepted."""
         self.requests[request_id] = RequestTimes(now, num_prompt_tokens=num_prompt_tokens)
+        self.costs.enter(request_id, tenant)
         while len(self.requests) > _KEPT_REQUESTS:
             self.requests.popitem(last=False)
 
@@ -113,12 +130,21 @@ class Metrics:
         ended: float,
         pages: int,
         num_groups: int,
+        sampling: float = 0.0,
     ) -> None:
-        """A step was committed; ``pages`` were referenced before its commit gave any back."""
-        produced = self.saw(events, ended)
+        """A step was committed; ``pages`` were referenced before its commit gave any back.
+
+        ``sampling``: what of its seconds came after the model's call.
+        """
         if not decision.rows:
+            self.saw(events, ended)
             return
         active, lengths = _rows_of(decision)
+        if self.steps and self.steps[-1].active == active:
+            active = self.steps[-1].active  # thousands of equal ones would be kept
+        self._sampling = sampling
+        self._charge(decision, active, started, ended)
+        produced = self.saw(events, ended)
         wasted = num_groups * sum([-length % self.page_size for length in lengths])
         self.num_steps += 1
         self.scheduled_tokens += decision.num_scheduled_tokens
@@ -127,11 +153,23 @@ class Metrics:
         self.peak_pages = max(self.peak_pages, pages)
         self._page_slots += wasted + num_groups * sum(lengths)
         self._wasted_slots += wasted
-        if self.steps and self.steps[-1].active == active:
-            active = self.steps[-1].active  # thousands of equal ones would be kept
         self.steps.append(
             StepRecord(decision.step, started, ended, active, decision.num_scheduled_tokens, produced, pages, wasted)
         )
+
+    def _charge(self, decision: ScheduleDecision, active: tuple[str, ...], started: float, ended: float) -> None:
+        """Who was computed for, and at what cost."""
+        self.step_tokens.add(decision.num_scheduled_tokens)
+        self.step_sequences.add(len(active))
+        rows = decision.rows
+        others = rows.others if isinstance(rows, StepRows) else rows
+        for row in others:
+            times = self.requests.get(row.request_id)
+            if times is not None and times.admitted is None:
+                times.admitted = started
+        plain = decision.num_scheduled_tokens == len(active)
+        counts = None if plain else [1] * (len(active) - len(others)) + [len(row.token_ids) for row in others]
+        self.costs.step(active, counts, ended - started)
 
     def saw(self, events: Sequence[TokenEvent], now: float) -> int:
         """Times of the requests that ``events`` speak of. Returns the number of tokens among them."""
@@ -145,6 +183,7 @@ class Metrics:
                 produced += 1
                 if times is not None and times.first_token is None:
                     times.first_token = now
+                    event.spent = times.parts(self._sampling)
             else:
                 self._saw_end(event, times, now)
         self.output_tokens += produced
@@ -154,6 +193,8 @@ class Metrics:
         """The end of a choice, or of a request."""
         if event.kind is EventKind.REQUEST_END:
             self.finished[event.finish_reason or ""] = self.finished.get(event.finish_reason or "", 0) + 1
+            first = None if times is None else times.first_token
+            event.spent = (0.0 if first is None else now - first, self.costs.leave(event.request_id))
         if times is None:
             return
         times.num_cached_tokens = max(times.num_cached_tokens, event.num_cached_tokens)
@@ -164,6 +205,17 @@ class Metrics:
             times.num_choices += 1
             if event.finish_reason in _BY_A_TOKEN:
                 times.last_token = now
+
+    def totals(self) -> dict[str, float]:
+        """Histograms, gaps, and seconds by phase and by tenant as flat statistics; callable from any thread."""
+        return {
+            **self.gaps.summary(),
+            **self.gaps.histogram().told("token_gap"),
+            **self.step_tokens.told("step_tokens"),
+            **self.step_sequences.told("step_sequences"),
+            **{f"phase_seconds/{phase}": seconds for phase, seconds in self.phase_seconds.items()},
+            **{f"core_seconds/{label}": seconds for label, seconds in self.costs.by_label.copy().items()},
+        }
 
     def summary(self) -> dict[str, Any]:
         """All measures as plain values; None where nothing was measured."""

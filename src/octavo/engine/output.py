@@ -7,7 +7,7 @@ TokenEvents of one step -> OutputDelta for each choice that they touch
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.core.batch import TokenLogprobs
@@ -39,6 +39,8 @@ class OutputDelta:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
     last: bool = False  # the request has no further delta
+    first: tuple[float, ...] = field(default=(), compare=False)  # `TokenEvent.spent` of the request's first token
+    spent: tuple[float, ...] = field(default=(), compare=False)  # and of its end
 
 
 class Stopper(Protocol):
@@ -112,7 +114,8 @@ class OutputRouter:
                 self._add_end(reader, event, deltas)
             else:
                 mine = [delta for delta in deltas.values() if delta.request_id == event.request_id]
-                (mine[-1] if mine else _delta_of(reader, event, deltas)).last = True
+                delta = mine[-1] if mine else _delta_of(reader, event, deltas)
+                delta.last, delta.spent = True, event.spent
                 self.close(event.request_id)
         return list(deltas.values())
 
@@ -153,6 +156,7 @@ class OutputRouter:
         delta = _delta_of(reader, event, deltas)
         delta.text += shown.text
         delta.token_ids += shown.token_ids
+        delta.first = delta.first or event.spent
         if event.logprobs is not None:
             delta.logprobs += (event.logprobs,)
         if shown.truncate_at is not None:
@@ -213,4 +217,6 @@ def merge_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
         prompt_logprobs=prompt,
         error=last.error,
         last=any(d.last for d in deltas),
+        first=next((d.first for d in deltas if d.first), ()),
+        spent=next((d.spent for d in deltas if d.spent), ()),
     )

@@ -23,6 +23,7 @@ from octavo.engine.fixture import Fixture
 from octavo.engine.identity import model_digest, namespace, numerics_id
 from octavo.engine.metrics import Metrics
 from octavo.engine.runner import ModelRunner
+from octavo.engine.threads import cores_of
 from octavo.engine.tiers import Tiers
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
@@ -114,6 +115,7 @@ def build_core(
         page_size=page_size,
         page_bytes=page_bytes(parts.model, page_size),
         max_gap=scheduling.max_token_gap_ms / 1000.0,
+        cores=cores_of(parts.backend),
     )
     tiers = None if host is None else Tiers(parts.backend, pool, host, disk, clock)
     runner = ModelRunner(

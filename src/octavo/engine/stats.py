@@ -17,6 +17,9 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
     metrics, scheduler = core.metrics, core.scheduler
     pages, prefix = core.kv.allocator.counts(), core.kv.prefix.stats
     last = metrics.steps[-1] if metrics.steps else None
+    running = max(1, scheduler.num_running)
+    wasted = 0 if last is None or not scheduler.num_running else last.wasted_slots
+    waste_bytes = wasted * metrics.page_bytes // metrics.page_size
     return {
         "num_running": scheduler.num_running,
         "max_running": scheduler.config.max_running_requests,
@@ -37,6 +40,10 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
         "preemptions_recompute": metrics.preemptions - metrics.swapped,
         "scheduled_tokens": metrics.scheduled_tokens,
         "output_tokens": metrics.output_tokens,
+        "sequence_bytes/kv": pages.referenced * metrics.page_bytes / running,
+        "sequence_bytes/fragmentation": waste_bytes / running,
+        "sequence_bytes/temporary": metrics.temporary_bytes / running if scheduler.num_running else 0,
+        "kv_fragmentation": min(1.0, waste_bytes / max(1, pages.referenced * metrics.page_bytes)),
         "token_gaps_above_bound": metrics.gaps.num_above,
         **({} if scheduler.gap is None else gap_stats(scheduler.gap)),
         "prefix_queries_tokens": prefix.query_units,

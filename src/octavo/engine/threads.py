@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["cpu_quota", "default_threads", "limit_threads", "usable_cores"]
+__all__ = ["cores_of", "cpu_quota", "default_threads", "limit_threads", "usable_cores"]
 
 _VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -20,6 +20,13 @@ def default_threads() -> int:
     """Half of the cores that this process may use, at least one."""
     cores, quota = usable_cores(), cpu_quota()
     return max(1, int(cores if quota is None else min(cores, quota)) // 2)
+
+
+def cores_of(backend: object) -> int:
+    """Cores that a backend's steps keep busy: its own threads, or those that NumPy was given."""
+    own = getattr(getattr(backend, "engine", None), "threads", 0)
+    given = os.environ.get(_VARIABLES[0], "") if getattr(backend, "name", "") == "numpy" else ""
+    return own or (int(given) if given.isdecimal() else 1)
 
 
 def usable_cores() -> int:

@@ -50,7 +50,9 @@ def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy:
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected}
     routes = [route for api in _APIS for route in api.routes(front)]
     keys = read_keys(front.config.key_file) if front.config.key_file else None
-    guard = Middleware(Guard, keys=keys, hosts=allowed_hosts(front.config), dialect_of=dialect_of)
+    guard = Middleware(
+        Guard, keys=keys, hosts=allowed_hosts(front.config), dialect_of=dialect_of, refused=front.metrics.failed
+    )
     return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan, middleware=[guard])
 
 

@@ -15,6 +15,7 @@ __all__ = ["ServeConfig"]
 
 LAYOUTS = ("auto", "single", "compact")
 LAYOUT_RULE = "auto: compact (engine, front end and supervisor), but single with one CPU or without Unix sockets."
+LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -60,13 +61,21 @@ class ServeConfig:
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave an answer unread before it is cut.")
     max_connections: int = _flag(1024, "Most open connections.")
     shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
-    log_level: str = _flag("warning", "What the HTTP server logs: critical, error, warning, info, debug or trace.")
+    log_level: str = _flag("warning", "What the server logs: critical, error, warning, info, debug or trace.")
+    log_format: str = _flag("text", "Log lines as text, or as json with one for each request at its end.")
+    otlp_endpoint: str = _flag(
+        "", "URL that OpenTelemetry spans are sent to (docs/metrics.md); default: none are made."
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidInput("port", self.port, "give a port from 0 to 65535")
         if self.log_level not in LOG_LEVELS:
             raise InvalidInput("log_level", self.log_level, "use one of " + ", ".join(LOG_LEVELS))
+        if self.log_format not in LOG_FORMATS:
+            raise InvalidInput("log_format", self.log_format, "use one of " + ", ".join(LOG_FORMATS))
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise InvalidInput("otlp_endpoint", self.otlp_endpoint, "give a URL, as http://localhost:4318/v1/traces")
         if self.layout == "full":
             raise InvalidInput("layout", self.layout, "is not there yet; use compact: an engine and one front end")
         if self.layout not in LAYOUTS:

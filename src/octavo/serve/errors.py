@@ -48,6 +48,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
+        self.is_counted = False  # in the metrics
         self.is_spelled = False  # `param` is the client's own name already, and not ours
 
     def body(self) -> dict[str, Any]:

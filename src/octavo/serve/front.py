@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,7 +36,8 @@ from octavo.serve.guard import KEY
 from octavo.serve.keys import Key
 from octavo.serve.known_names import GENERATION, Names
 from octavo.serve.ledger import Ledger
-from octavo.serve.metrics import Metrics
+from octavo.serve.logs import log_request
+from octavo.serve.metrics import Metrics, failure_class
 from octavo.serve.names import Warnings, decode_request, note
 from octavo.serve.params import sampling_params
 from octavo.serve.port import EnginePort
@@ -43,6 +45,8 @@ from octavo.serve.prompts import Prompt, encode_chat_prompt, encode_prompts, end
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.serve.quotas import Quotas
 from octavo.serve.sse import EventStream, until_disconnect
+from octavo.serve.tracing import tracing_to
+from octavo.serve.trail import Trail
 
 __all__ = ["Encode", "Events", "Front", "Order", "Whole", "internal_error"]
 
@@ -50,6 +54,7 @@ _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _TEXT_THREADS = 2
+_ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
 _DRAINING = "The server takes no new requests: it is about to stop."
 _NO_PRIORITY = "start the server with --policy priority to have it honoured"
 _log = logging.getLogger(__name__)
@@ -93,6 +98,7 @@ class Front:
         self.admission = Admission(config.limits(), engine, self.metrics.saw_first_token)
         self.ledger = Ledger()
         self.quotas = Quotas()
+        self.tracing = tracing_to(config.otlp_endpoint, self.model)
         self.draining = False
         self.started = int(time.time())
         self._unseen: set[asyncio.Future[None]] = set()
@@ -103,6 +109,8 @@ class Front:
         for task in self._unseen:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            self.tracing.close()
 
     async def in_thread(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """Run text work (templates, tokenizing) off the event loop."""
@@ -112,6 +120,7 @@ class Front:
         """The handler with its refusals as answers, and every answer counted."""
 
         async def answer(request: Request) -> Any:
+            request.scope[_ARRIVED] = time.monotonic()
             try:
                 reply = await handler(request)
             except ApiError as error:
@@ -121,13 +130,20 @@ class Front:
                 reply = Response(status_code=499)
             except Exception:
                 _log.exception("a request failed")
-                reply = dialect.error_response(internal_error())
+                fault = internal_error()
+                self._note_refusal(request, fault)
+                reply = dialect.error_response(fault)
             self.metrics.answered(request.scope["route"].path, reply.status_code)
             return reply
 
         return answer
 
     def _note_refusal(self, request: Request, error: ApiError) -> None:
+        """Count and log a request that did not get as far as the engine."""
+        tenant = self.tenant(request)
+        if self.metrics.failed(error, tenant):
+            about = {"route": request.scope["route"].path, "tenant": tenant, "outcome": failure_class(error)}
+            log_request({**about, "status": error.status, "param": error.param, "code": error.code})
         if error.status != 429:
             return
         self.metrics.refused(error.code or "")
@@ -182,7 +198,8 @@ class Front:
             if order.body.stream:
                 stream = order.events(self.engine, reply, self.metrics)
                 close = places.pop_all().close
-                return EventStream(stream, reply.headers(), self.config.stall_timeout, close, order.dialect)
+                wrote = partial(self.metrics.wrote, reply.job.trail)
+                return EventStream(stream, reply.headers(), self.config.stall_timeout, close, order.dialect, wrote)
             choices = await until_disconnect(http, collect(self.engine, reply.job, self.metrics))
             return await self.in_thread(
                 lambda: json_response(order.whole(self.engine, reply, choices), reply.headers())
@@ -202,16 +219,44 @@ class Front:
         places.enter_context(self.quotas.inside(key))
         entry = places.enter_context(self.ledger.running(request_id))
         self.admission.check(Ask(tenant, sequences))  # before work is done for it
+        trail = self._trail(http, order, request_id, tenant)
+        begun = time.monotonic()
         prompts = await self.in_thread(order.encode, order.body, self.engine, self.config)
+        trail.tokenize = time.monotonic() - begun
         fit_context(prompts, params, self.engine, order.param)
         self.quotas.check_tokens(key, sum(len(prompt.token_ids) for prompt in prompts))
         ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms))
         visit = places.enter_context(self.admission.enter(ask))
-        reply = self._reply(order, request_id, prompts, tenant, visit)
+        reply = self._reply(order, trail, prompts, visit)
+        places.callback(self._ended, reply.job)
         reply.job.cache_salt = self._salt(key, reply.job.cache_salt)
         places.callback(lambda: self.quotas.charge_tokens(key, reply.job.usage().total_tokens))
         entry.job = reply.job
         return reply
+
+    def _trail(self, http: Request, order: Order, request_id: str, tenant: str) -> Trail:
+        """The trail of a request so far."""
+        return Trail(
+            request_id,
+            http.scope["route"].path,
+            tenant,
+            order.body.priority or 0,
+            bool(order.body.stream),
+            order.num_prompts * order.params.n,
+            http.headers.get("traceparent", "")[:64],
+            http.scope[_ARRIVED],
+        )
+
+    def _ended(self, job: Job) -> None:
+        """A request that got as far as the engine is over: metrics, a line in the log, a span."""
+        trail = job.trail
+        trail.ended = time.monotonic()
+        if job.outcome == "cancelled":
+            trail.outcome = "cancelled"
+        self.metrics.ended(trail)
+        log_request(trail.fields())
+        if self.tracing is not None:
+            self.tracing.ended(trail)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what no client waits for, until the end of the application."""
@@ -219,16 +264,17 @@ class Front:
         self._unseen.add(task)
         task.add_done_callback(self._unseen.discard)
 
-    def _reply(self, order: Order, request_id: str, prompts: Sequence[Prompt], tenant: str, visit: Visit) -> Reply:
-        body = order.body
+    def _reply(self, order: Order, trail: Trail, prompts: Sequence[Prompt], visit: Visit) -> Reply:
+        body, request_id = order.body, trail.request_id
         job = Job(
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
             prompts=prompts,
             params=order.params,
             timeout=min(_seconds(body.deadline_ms) or float("inf"), self.config.request_timeout),
-            priority=body.priority or 0,
+            priority=trail.priority,
             cache_salt=body.cache_salt or "",
-            tenant=tenant,
+            tenant=trail.tenant,
+            trail=trail,
             saw_first_token=visit.first_token,
         )
         asked = body if order.asked is None else order.asked

@@ -13,10 +13,11 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.serve.errors import ApiError, from_invalid_input
-from octavo.serve.metrics import Metrics
+from octavo.serve.metrics import Metrics, failure_class
 from octavo.serve.port import Delta, EnginePort
 from octavo.serve.prompts import Prompt
 from octavo.serve.protocol import PromptTokensDetails, Usage
+from octavo.serve.trail import Trail
 
 __all__ = ["Choice", "Job", "collect", "run"]
 
@@ -40,6 +41,7 @@ class Job:
     started: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
     interrupt: Callable[[ApiError], None] | None = None  # while it runs: ends it
+    trail: Trail = field(default_factory=Trail)
     cancelled: bool = False
     outcome: str = "cancelled"  # unless it comes to an end: "finished", or "error"
 
@@ -110,7 +112,10 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
             prompt, item = await queue.get()
             if isinstance(item, Exception):
                 job.outcome = "cancelled" if job.cancelled else "error"
-                raise _as_api_error(item) from item
+                error = _as_api_error(item)
+                job.trail.outcome = failure_class(error)
+                metrics.failed(error, job.tenant)
+                raise error from item
             if item is None:
                 open_prompts -= 1
                 queue.task_done()
@@ -138,7 +143,7 @@ async def _pump(
     metrics: Metrics,
 ) -> None:
     """Move one prompt's deltas into the queue; None marks its end."""
-    clock = metrics.start(len(job.prompts[prompt].token_ids), job.params)
+    clock = metrics.start(len(job.prompts[prompt].token_ids), job.params, job.trail)
     over = False
     try:
         async with aclosing(_open(engine, job, prompt)) as deltas:

@@ -35,9 +35,15 @@ class Guard:
     """An ASGI application in front of another."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keyring | None, hosts: frozenset[str], dialect_of: Callable[[str], Dialect]
+        self,
+        app: ASGIApp,
+        keys: Keyring | None,
+        hosts: frozenset[str],
+        dialect_of: Callable[[str], Dialect],
+        refused: Callable[[ApiError], object],
     ) -> None:
         self._app, self._keys, self._hosts, self._dialect_of = app, keys, hosts, dialect_of
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -47,6 +53,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
         else:
             refusal = self._refusal(scope)
+            if refusal is not None:
+                self._refused(refusal)
             answer = self._app if refusal is None else self._dialect_of(scope["path"]).error_response(refusal)
             await answer(scope, receive, send)
 

@@ -45,7 +45,7 @@ def uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
         app,
         http=BoundedConnection.with_stall_timeout(config.stall_timeout),
         lifespan="on",
-        log_level=config.log_level,
+        log_config=None,
         access_log=False,
         server_header=False,
         limit_concurrency=config.max_connections,

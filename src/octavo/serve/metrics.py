@@ -1,257 +1,252 @@
-"""Prometheus metrics: vLLM's names where vLLM has one (so its dashboards work), `octavo:` for the rest.
+"""The metrics of one server: what `metric_table` names, counted here or read from the engine when scraped.
 
-Gauges and counters of the engine are read when scraped; latencies are observed here, where tokens leave.
+Used from the event loop only, so nothing is locked and a token costs a search in a list.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from octavo.core.params import SamplingParams
+from octavo.engine.histogram import Histogram
+from octavo.engine.tenants import TenantLabels
+from octavo.serve.errors import ApiError
+from octavo.serve.metric_table import BY_NAME, METRICS, Metric
 from octavo.serve.port import Delta, EnginePort
+from octavo.serve.trail import Trail
 
-__all__ = ["Metrics", "RequestClock"]
+__all__ = ["Metrics", "RequestClock", "failure_class"]
 
-_SECONDS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.08,
-    0.16,
-    0.32,
-    0.64,
-    1.25,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
-    160.0,
-    640.0,
-)
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
-
-# statistic of the engine -> (metric, what it is)
-_GAUGES = {
-    "num_running": ("vllm:num_requests_running", "Sequences in the batch."),
-    "prefill_tokens_per_s": (
-        "octavo:prefill_tokens_per_second",
-        "Prompt tokens a second, as foretold.",
-    ),
-    "num_waiting": ("vllm:num_requests_waiting", "Sequences that wait for a place in the batch."),
-    "pages_total": ("octavo:pages_total", "Pages of the KV pool."),
-    "pages_free": ("octavo:pages_free", "Pages that nothing owns."),
-    "pages_cached": ("octavo:pages_cached", "Pages that only the prefix cache owns."),
-    "pages_referenced": ("octavo:pages_referenced", "Pages that a live sequence owns."),
-    "pages_ticketed": ("octavo:pages_ticketed", "Pages held by an open ticket alone."),
-    "last_step_age": ("octavo:last_step_age_seconds", "Seconds since the engine ended a step."),
-    "step_seconds": ("octavo:step_seconds", "Seconds that the last step took."),
-    "token_gap_p50_s": ("octavo:token_gap_p50_seconds", "Median gap between two tokens of a choice, in the engine."),
-    "token_gap_p99_s": ("octavo:token_gap_p99_seconds", "The gap that 1% are above."),
-    "token_gap_p999_s": ("octavo:token_gap_p999_seconds", "The gap that 0.1% are above."),
-    "host_pages_total": ("octavo:host_pages_total", "Pages of the host tier in memory."),
-    "host_pages_used": ("octavo:host_pages_used", "Those of them that hold something."),
-    "disk_pages_total": ("octavo:disk_pages_total", "Pages of the disk tier."),
-    "disk_pages_used": ("octavo:disk_pages_used", "Those of them that hold something."),
-    "gap_bound_s": ("octavo:token_gap_bound_seconds", "--max-token-gap-ms."),
-    "gap_margin_s": ("octavo:token_gap_margin_seconds", "Kept free of each step for what its forecast misses."),
+_BY_CODE = {
+    "cancelled": "cancelled",
+    "draining": "draining",
+    "engine_down": "engine_restart",
+    "engine_error": "engine_error",
 }
-_COUNTERS = {
-    "preemptions": ("vllm:num_preemptions", "Sequences that lost their pages to another."),
-    "preemptions_swap": ("octavo:preemptions_swap", "Those of them whose pages went to the host tier."),
-    "preemptions_recompute": ("octavo:preemptions_recompute", "Those of them that compute their tokens again."),
-    "tier_queries_tokens": (
-        "vllm:external_prefix_cache_queries",
-        "Tokens looked up in the host and disk tiers: those that the prefix cache did not have.",
-    ),
-    "tier_hit_tokens": ("vllm:external_prefix_cache_hits", "Tokens that came back from the host and disk tiers."),
-    "host_bytes_out": ("octavo:host_bytes_out", "Bytes that left the page pool for host memory."),
-    "host_bytes_in": ("octavo:host_bytes_in", "Bytes that came back from host memory."),
-    "disk_bytes_out": ("octavo:disk_bytes_out", "Bytes of pages written to disk."),
-    "disk_bytes_in": ("octavo:disk_bytes_in", "Bytes of pages that came back from disk."),
-    "prefix_queries_tokens": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
-    "prefix_hit_tokens": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    "steps": ("octavo:steps", "Steps of the engine."),
-    "token_gaps_above_bound": ("octavo:token_gaps_above_bound", "Gaps above --max-token-gap-ms."),
-    "gap_steps_limited": ("octavo:gap_steps_limited", "Steps whose prefill was cut to keep gaps under the bound."),
-    "gap_steps_hopeless": ("octavo:gap_steps_hopeless", "Steps whose decodes alone were foretold above the bound."),
-    "gap_tokens_held_back": ("octavo:gap_tokens_held_back", "Prompt tokens that such steps left to later ones."),
-    "gap_seconds_lost": ("octavo:gap_seconds_lost", "What the bound costs: seconds that larger chunks would save."),
-    "rollbacks": ("octavo:rollbacks", "Steps that were rolled back."),
-}
+_BY_STATUS = {401: "denied", 403: "denied", 429: "overload", 504: "deadline"}
 
 
-# statistics by reason, "name/reason" in the engine
-_BY_REASON = {
-    "restore_failures": ("octavo:restore_failures", "Pages that did not come back from a tier, by reason."),
-    "disk_write_failures": ("octavo:disk_write_failures", "Pages that were not written to disk, by reason."),
-}
+def failure_class(error: ApiError) -> str:
+    """What kind of failure an error is."""
+    code = error.code or ""
+    if code.startswith("quota_"):
+        return "quota"
+    plain = "internal" if error.status >= 500 else "invalid_input"
+    return _BY_CODE.get(code) or _BY_STATUS.get(error.status, plain)
 
 
-class _EngineCollector(Collector):
-    """Reads the engine's statistics at the moment of a scrape."""
+def _priority(priority: int) -> str:
+    """Few enough for a label; lower comes first."""
+    return "high" if priority < 0 else "low" if priority > 0 else "normal"
+
+
+class Metrics(Collector):
+    """All metrics of one server."""
 
     def __init__(self, engine: EnginePort, model: str) -> None:
-        self._engine = engine
-        self._model = model
+        self._engine, self._model = engine, model
+        self._tenants = TenantLabels()
+        self._values: dict[str, dict[tuple[str, ...], float]] = {m.name: {} for m in METRICS if not m.buckets}
+        self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {m.name: {} for m in METRICS if m.buckets}
+        self._values["octavo:active_requests"][()] = 0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
 
-    def describe(self) -> Iterable[Metric]:
-        return []
+    # -- what happens
 
-    def collect(self) -> Iterable[Metric]:
-        stats = self._engine.stats()
-        yield from self._families(stats, _GAUGES, GaugeMetricFamily)
-        yield from self._families(stats, _COUNTERS, CounterMetricFamily)
-        yield from self._by_reason(stats)
-        total = stats.get("pages_total", 0)
-        if total:
-            free = stats.get("pages_free", 0) + stats.get("pages_cached", 0)
-            family = GaugeMetricFamily(
-                "vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.", labels=["model_name"]
-            )
-            family.add_metric([self._model], 1 - free / total)
-            yield family
+    def start(self, num_prompt_tokens: int, params: SamplingParams, trail: Trail) -> RequestClock:
+        """The clock of one engine request that is asked for now."""
+        return RequestClock(self, num_prompt_tokens, params, trail)
 
-    def _by_reason(self, stats: Mapping[str, float]) -> Iterable[Metric]:
-        for key, (name, text) in _BY_REASON.items():
-            family = CounterMetricFamily(name, text, labels=["model_name", "reason"])
-            counted = {told: count for told, count in stats.items() if told.startswith(key + "/")}
-            for told, count in counted.items():
-                family.add_metric([self._model, told.partition("/")[2]], float(count))
-            if counted:
-                yield family
-
-    def _families(
-        self,
-        stats: Mapping[str, float],
-        table: Mapping[str, tuple[str, str]],
-        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
-    ) -> Iterable[Metric]:
-        for key, (name, text) in table.items():
-            if key in stats:
-                metric = family(name, text, labels=["model_name"])
-                metric.add_metric([self._model], float(stats[key]))
-                yield metric
-
-
-class Metrics:
-    """All metrics of one server, in a registry of its own."""
-
-    def __init__(self, engine: EnginePort, model: str) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(engine, model))
-        self._model = model
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken in.")
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self.cached_tokens = self._counter(
-            "vllm:prompt_tokens_cached", "Prompt tokens that came from the prefix cache."
-        )
-        self._success = Counter(
-            "vllm:request_success",
-            "Choices ended, by reason.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
-        )
-        self._http = Counter(
-            "octavo:http_requests", "HTTP answers, by route and status.", ["route", "status"], registry=self.registry
-        )
-        self.cancelled = self._counter("octavo:requests_cancelled", "Requests whose client left before the end.")
-        self.first_token = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.")
-        self.inter_token = self._histogram(
-            "vllm:inter_token_latency_seconds", "Each gap between two tokens of a choice."
-        )
-        self.end_to_end = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.")
-        self.request_prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self.request_output = self._histogram(
-            "vllm:request_generation_tokens", "Tokens generated for a request.", _TOKENS
-        )
-        self._refused = Counter(
-            "octavo:requests_refused",
-            "Requests answered with 429, by why.",
-            ["model_name", "code"],
-            registry=self.registry,
-        )
-        self.forecast_error = self._histogram(
-            "octavo:first_token_forecast_error",
-            "How far a forecast of the first token was off, as a share of the real time.",
-            (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0),
-        )
-        self.params_n = self._histogram("vllm:request_params_n", "The n of a request.", (1, 2, 5, 10, 20, 64))
-
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, ["model_name"], registry=self.registry).labels(self._model)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-        return Histogram(name, text, ["model_name"], registry=self.registry, buckets=buckets).labels(self._model)
-
-    def start(self, num_prompt_tokens: int, params: SamplingParams) -> RequestClock:
-        """The clock of one engine request that arrives now."""
-        self.request_prompt.observe(num_prompt_tokens)
-        self.prompt_tokens.inc(num_prompt_tokens)
-        self.params_n.observe(params.n)
-        return RequestClock(self, params.n)
+    def who(self, trail: Trail) -> tuple[str, str]:
+        """The labels of whose request it is."""
+        return self._tenants.seat(trail.tenant), _priority(trail.priority)
 
     def refused(self, code: str) -> None:
         """A request was turned away."""
-        self._refused.labels(self._model, code).inc()
+        self.count("octavo:requests_refused_total", code)
+
+    def failed(self, error: ApiError, tenant: str = "") -> bool:
+        """A request ended with an error. False if it was known already."""
+        if error.is_counted:
+            return False
+        error.is_counted = True
+        self.count("octavo:request_failures_total", failure_class(error), self._tenants.find(tenant))
+        return True
 
     def saw_first_token(self, forecast: float, seconds: float) -> None:
         """A first token came after so long, and was foretold."""
-        self.forecast_error.observe(abs(forecast - seconds) / max(seconds, 1e-9))
-
-    def ended(self, reason: str) -> None:
-        """One choice ended."""
-        self._success.labels(self._model, reason).inc()
+        self.histogram("octavo:first_token_forecast_error").add(abs(forecast - seconds) / max(seconds, 1e-9))
 
     def answered(self, route: str, status: int) -> None:
         """One HTTP answer was begun."""
-        self._http.labels(route, str(status)).inc()
+        self.count("octavo:http_requests_total", route, str(status))
+
+    def wrote(self, trail: Trail) -> None:
+        """A piece of a stream was written."""
+        if trail.output_tokens == trail.tokens_written:
+            return
+        now = time.monotonic()
+        if trail.first_written is None or trail.last_written is None:
+            trail.first_written = now
+        elif trail.num_choices == 1:
+            self.histogram("octavo:socket_inter_token_latency_seconds", *self.who(trail)).add(now - trail.last_written)
+        trail.last_written, trail.tokens_written = now, trail.output_tokens
+
+    def ended(self, trail: Trail) -> None:
+        """A request is over, however it ended."""
+        who = self.who(trail)
+        if trail.outcome == "cancelled":
+            self.count("octavo:request_failures_total", "cancelled", who[0])
+        for part, seconds in trail.parts().items():
+            self.histogram("octavo:first_token_part_seconds", part, *who).add(seconds)
+        gaps = {"socket": trail.gap(trail.first_written, trail.last_written)}
+        gaps["engine"] = trail.gap(0.0, trail.decode) if trail.decode else None
+        for at, gap in gaps.items():
+            if gap is not None:
+                self.histogram("octavo:time_per_output_token_seconds", at, *who).add(gap)
+
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to a counter or a gauge."""
+        values = self._values[name]
+        values[labels] = values.get(labels, 0) + by
+
+    def histogram(self, name: str, *labels: str) -> Histogram:
+        """The histogram of these labels."""
+        known = self._histograms[name]
+        found = known.get(labels)
+        if found is None:
+            found = known[labels] = Histogram(BY_NAME[name].buckets)
+        return found
+
+    # -- the scrape
 
     def text(self) -> bytes:
-        """The scrape, in Prometheus' text format."""
-        return generate_latest(self.registry)
+        """In Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Family]:
+        """All families, those without a sample too."""
+        stats = dict(self._engine.stats())
+        total = stats.get("pages_total", 0)
+        if total:
+            stats["kv_usage"] = 1 - (stats.get("pages_free", 0) + stats.get("pages_cached", 0)) / total
+        for metric in METRICS:
+            yield self._histogram_family(metric, stats) if metric.buckets else self._family(metric, stats)
+
+    def _family(self, metric: Metric, stats: Mapping[str, float]) -> Family:
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = kind(metric.name, metric.text, labels=["model_name", *metric.labels])
+        for labels, value in _told(metric, stats) if metric.stat else self._values[metric.name].items():
+            family.add_metric([self._model, *labels], float(value))
+        return family
+
+    def _histogram_family(self, metric: Metric, stats: Mapping[str, float]) -> Family:
+        family = HistogramMetricFamily(metric.name, metric.text, labels=["model_name", *metric.labels])
+        known = self._histograms[metric.name]
+        if metric.stat and f"{metric.stat}/sum" in stats:
+            known = {(): _histogram_of(metric, stats)}
+        for labels, histogram in known.items():
+            edges = [*map(str, map(float, histogram.edges)), "+Inf"]
+            counts = list(zip(edges, map(float, accumulate(histogram.counts)), strict=True))
+            family.add_metric([self._model, *labels], counts, histogram.total)
+        return family
+
+
+def _told(metric: Metric, stats: Mapping[str, float]) -> Iterator[tuple[tuple[str, ...], float]]:
+    """The engine's values of a metric, by labels."""
+    if not metric.stat.endswith("/"):
+        if metric.stat in stats:
+            yield (), stats[metric.stat]
+        return
+    for name, value in stats.items():
+        if name.startswith(metric.stat):
+            yield (name[len(metric.stat) :],), value
+
+
+def _histogram_of(metric: Metric, stats: Mapping[str, float]) -> Histogram:
+    """The engine's histogram of a metric."""
+    found = Histogram(metric.buckets)
+    edges = (*metric.buckets, float("inf"))
+    found.counts = [int(stats.get(f"{metric.stat}/le/{edge}", 0)) for edge in edges]
+    found.total = stats[f"{metric.stat}/sum"]
+    return found
 
 
 class RequestClock:
     """Latencies and counts of one engine request, by the monotonic clock."""
 
-    def __init__(self, metrics: Metrics, choices: int) -> None:
-        self._metrics = metrics
-        self._arrival = time.monotonic()
+    def __init__(self, metrics: Metrics, num_prompt_tokens: int, params: SamplingParams, trail: Trail) -> None:
+        self._metrics, self._trail, self._who = metrics, trail, metrics.who(trail)
         self._last: dict[int, float] = {}
-        self._open = choices
+        self._first: float | None = None
+        self._open = params.n
         self._tokens = 0
-        self._failed = False
+        self._gaps = metrics.histogram("vllm:inter_token_latency_seconds", *self._who)
+        self._failed = self._accounted = False
+        if trail.submitted is None:
+            trail.submitted = time.monotonic()
+        trail.prompt_tokens += num_prompt_tokens
+        metrics.count("octavo:active_requests")
+        metrics.count("vllm:prompt_tokens_total", *self._who, by=num_prompt_tokens)
+        self._add("vllm:request_prompt_tokens", num_prompt_tokens)
+        self._add("vllm:request_params_n", params.n)
+        if params.max_tokens is not None:
+            self._add("vllm:request_params_max_tokens", params.max_tokens)
+
+    def _add(self, name: str, value: float) -> None:
+        self._metrics.histogram(name, *self._who).add(value)
 
     def observe(self, delta: Delta) -> None:
         """A delta leaves the engine."""
-        now = time.monotonic()
         count = len(delta.token_ids)
         if count:
-            self._token(delta.choice, now)
-            self._tokens += count
-            self._metrics.generation_tokens.inc(count)
+            self._token(delta.choice, count, time.monotonic())
+        if delta.first and not self._accounted:
+            self._saw_engine(delta.first)
+        if delta.spent:
+            self._saw_end(*delta.spent)
         if delta.finish_reason is not None:
             self._open -= 1
-            self._metrics.ended(delta.finish_reason)
+            self._trail.outcome = delta.finish_reason
+            self._metrics.count("vllm:request_success_total", delta.finish_reason, *self._who)
             if delta.choice == 0:
-                self._metrics.cached_tokens.inc(delta.num_cached_tokens)
+                self._trail.cached_tokens += delta.num_cached_tokens
+                self._metrics.count("vllm:prompt_tokens_cached_total", *self._who, by=delta.num_cached_tokens)
 
-    def _token(self, choice: int, now: float) -> None:
-        if choice in self._last:
-            self._metrics.inter_token.observe(now - self._last[choice])
-        elif not self._last:
-            self._metrics.first_token.observe(now - self._arrival)
-        self._last[choice] = now
+    def _token(self, choice: int, count: int, now: float) -> None:
+        trail, last = self._trail, self._last.get(choice)
+        if last is not None:
+            self._gaps.add(now - last)
+        elif self._first is None:
+            self._first = now
+            self._add("vllm:time_to_first_token_seconds", now - trail.arrived)
+            trail.first_token = trail.first_token or now
+        self._last[choice] = trail.last_token = now
+        self._tokens += count
+        trail.output_tokens += count
+
+    def _saw_engine(self, first: Iterable[float]) -> None:
+        """The engine's account of the first token."""
+        queue, prefill, sample = first
+        self._accounted = True
+        self._trail.engine = self._trail.engine or (queue, prefill, sample)
+        self._add("vllm:request_queue_time_seconds", queue)
+        self._add("vllm:request_prefill_time_seconds", prefill + sample)
+
+    def _saw_end(self, decode: float, core_seconds: float) -> None:
+        """The engine's account of the whole."""
+        self._trail.decode = max(self._trail.decode, decode)
+        self._trail.core_seconds += core_seconds
+        self._add("vllm:request_decode_time_seconds", decode)
+        self._add("vllm:request_inference_time_seconds", decode + sum(self._trail.engine[1:]))
 
     def failed(self) -> None:
         """The engine raised: the end is no cancellation."""
@@ -259,8 +254,15 @@ class RequestClock:
 
     def end(self) -> None:
         """The request is over, by itself or because its client left."""
+        metrics = self._metrics
+        metrics.count("octavo:active_requests", by=-1)
+        metrics.count("vllm:generation_tokens_total", *self._who, by=self._tokens)
         if self._open > 0 and not self._failed:
-            self._metrics.cancelled.inc()
             return
-        self._metrics.end_to_end.observe(time.monotonic() - self._arrival)
-        self._metrics.request_output.observe(self._tokens)
+        now = time.monotonic()
+        self._add("vllm:e2e_request_latency_seconds", now - self._trail.arrived)
+        self._add("vllm:request_generation_tokens", self._tokens)
+        gaps = self._tokens - len(self._last)
+        if gaps > 0 and self._first is not None:
+            last = max(self._last.values())
+            self._add("vllm:request_time_per_output_token_seconds", (last - self._first) * len(self._last) / gaps)

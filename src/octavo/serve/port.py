@@ -55,6 +55,14 @@ class Delta(Protocol):
         """Prompt tokens that came from the prefix cache."""
 
     @property
+    def first(self) -> Sequence[float]:
+        """With the request's first token: seconds of waiting, prefill and drawing; empty otherwise."""
+
+    @property
+    def spent(self) -> Sequence[float]:
+        """With the request's end: seconds from its first to its last token, and its core-seconds; empty otherwise."""
+
+    @property
     def prompt_logprobs(self) -> Sequence[TokenLogprobs | None] | None:
         """One entry for each prompt token (None for the first), on one delta only."""
 

@@ -10,6 +10,8 @@ from octavo.core.errors import InvalidInput
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.keys import read_keys
+from octavo.serve.logs import set_up_logging
+from octavo.serve.tracing import tracing_to
 
 __all__ = ["serve"]
 
@@ -18,8 +20,12 @@ _BACKLOG = 1024  # connections that wait to be accepted
 
 def serve(engine_config: EngineConfig, config: ServeConfig, say: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. Raises ``InvalidInput`` for a port in use or a model that cannot run."""
+    set_up_logging(config)
     if config.key_file:
         read_keys(config.key_file)  # what is wrong with it is said before a model is loaded
+    tracing = tracing_to(config.otlp_endpoint, "")
+    if tracing is not None:
+        tracing.close()  # it can be had
     listener = _listen(config)
     try:
         _served_by(config.resolved_layout)(engine_config, config, listener, _url(listener), say)

@@ -39,12 +39,14 @@ class EventStream:
         stall_timeout: float,
         on_close: Callable[[], object],
         dialect: Dialect,
+        on_sent: Callable[[], object] = lambda: None,
     ) -> None:
         self._events = events
         self._headers = headers
         self._stall_timeout = stall_timeout
         self._on_close = on_close
         self._dialect = dialect
+        self._on_sent = on_sent
         self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,6 +68,7 @@ class EventStream:
             try:
                 async for piece in events:
                     await self._send(send, {"type": "http.response.body", "body": piece, "more_body": True})
+                    self._on_sent()
             except ApiError as error:
                 body = self._dialect.error_frame(error)
                 await self._send(send, {"type": "http.response.body", "body": body, "more_body": True})

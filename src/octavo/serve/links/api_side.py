@@ -302,7 +302,7 @@ class ApiSide:
                 entry = self._asked.get(event.row)
                 if entry is not None and not entry.request.live_branches:
                     self._close(entry)
-                    yield _told(entry.request.branches[0], EventKind.REQUEST_END)
+                    yield _told(entry.request.branches[0], EventKind.REQUEST_END, spent=event.spent)
                 elif entry is not None:
                     self._lost[entry.row] = entry
                 continue
@@ -317,7 +317,7 @@ class ApiSide:
             return None
         branch.token_ids.append(event.token)
         logprobs = None if event.logprobs is None else TokenLogprobs(*event.logprobs)
-        more = {"index": event.index, "token_id": event.token, "logprobs": logprobs}
+        more = {"index": event.index, "token_id": event.token, "logprobs": logprobs, "spent": event.spent}
         return self._completed(branch, event, EventKind.TOKEN, more)
 
     def _choice_end(self, branch: Branch, event: Event) -> TokenEvent | None:

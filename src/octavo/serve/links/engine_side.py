@@ -242,4 +242,5 @@ def _packed(run: _Run, event: TokenEvent) -> Event:
         None if event.error is None else event.error[:_MAX_TEXT],
         pack_logprobs(event.logprobs),
         None if prompt is None else tuple(pack_logprobs(entry) for entry in prompt),
+        event.spent,
     )

@@ -28,7 +28,7 @@ __all__ = [
     "ToSupervisor", "pack_logprobs", "unpack_logprobs",
 ]  # fmt: skip
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 << 20  # of one message
 MAX_EXPLANATION = 4 << 20
 TOKEN, CHOICE_END, REQUEST_END = range(3)  # kinds of `Event`
@@ -141,6 +141,7 @@ class Event(_Message):
     error: _Text | None = None
     logprobs: Logprobs | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    spent: Annotated[tuple[float, ...], Meta(max_length=8)] = ()
 
 
 class Step(_Message, tag=20):

@@ -22,6 +22,7 @@ from octavo.core.errors import InvalidInput, OctavoError, shorten
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.links.messages import Beat, EngineFacts, Failed, Link, Ready, ToChild, ToSupervisor
+from octavo.serve.logs import set_up_logging
 from octavo.serve.roles.sockets import CONTROL, connected
 
 __all__ = ["Child", "Settings", "main"]
@@ -108,6 +109,7 @@ def main(name: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor hears them, and says what follows
     settings = msgspec.json.decode(_read_line(), type=Settings)
+    set_up_logging(settings.server)
     threading.Thread(target=_die_with_parent, args=(settings.folder,), name="octavo-lifeline", daemon=True).start()
     child = Child(settings)
     child.beat_in_thread()

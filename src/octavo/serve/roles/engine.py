@@ -163,7 +163,7 @@ class _EngineProcess:
 
     def _tell_stats(self, now: float) -> None:
         self._told, self._fresh = now, True
-        values = {**engine_stats(self.core), **self.core.metrics.gaps.summary()}
+        values = {**engine_stats(self.core), **self.core.metrics.totals()}
         stats = Stats({name: float(value) for name, value in values.items()})
         self.side.outbox += [(epoch, stats) for epoch in self.side.peers]
 

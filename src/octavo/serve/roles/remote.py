@@ -49,6 +49,7 @@ class RemoteEngine:
         self._heard = self.clock()
         self._asked: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # explanations, by number
         self._number = 0
+        self._engines = 0  # that have served
 
     @property
     def model_name(self) -> str:
@@ -111,6 +112,7 @@ class RemoteEngine:
 
     def engine_up(self, epoch: int) -> None:
         """An engine serves: it goes on with what is open."""
+        self._engines += 1
         self._deliver(self.side.engine_up(epoch, self.clock()))
         self._heard = self.clock()
         self._flush()
@@ -141,6 +143,7 @@ class RemoteEngine:
         """Gauges and counters as the engine last told them; cheap, callable from any thread."""
         stats = dict(self.side.stats)
         ended = stats.pop("last_step_ended", 0.0)
+        stats |= {"requests_resumed": self.side.num_resumed, "engine_restarts": max(0, self._engines - 1)}
         return {**stats, "last_step_age": self.clock() - ended if ended else 0.0}
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:

@@ -1,0 +1,57 @@
+"""Logs: as text or as JSON, a line each; and one line for each request at its end. None has a request's text in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from octavo.serve.config import ServeConfig
+
+__all__ = ["JsonFormatter", "log_request", "set_up_logging"]
+
+_requests = logging.getLogger("octavo.requests")
+_UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
+
+
+class JsonFormatter(logging.Formatter):
+    """An object a line: time, level, logger, message, and the fields of the record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        told: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "logger": record.name}
+        told |= {"message": record.getMessage(), **getattr(record, "fields", {})}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=True, separators=(",", ":"))
+
+
+class _TextFormatter(logging.Formatter):
+    """The message, then the fields of the record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        return " ".join([super().format(record), *(f"{name}={value}" for name, value in fields.items())])
+
+
+def set_up_logging(config: ServeConfig) -> None:
+    """All loggers of this process to standard error. Requests have lines in JSON, and from the level info on."""
+    as_json = config.log_format == "json"
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if as_json else _TextFormatter())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    level = 5 if config.log_level == "trace" else getattr(logging, config.log_level.upper())
+    root.setLevel(level)
+    _requests.setLevel(logging.INFO if as_json else level)
+    for name in _UVICORN:
+        logging.getLogger(name).setLevel(level)
+
+
+def log_request(fields: Mapping[str, Any]) -> None:
+    """A request has ended."""
+    _requests.info("request", extra={"fields": fields})
