@@ -134,6 +134,26 @@ def test_the_store_is_bounded_and_the_oldest_leave(limits: dict[str, int]) -> No
     assert found == [404, 404, 404, 200, 200]
 
 
+def test_nobodys_response_leaves_for_one_that_does_not_fit_or_has_the_same_id() -> None:
+    app, mine = make_app(max_stored_bytes=2500), {"authorization": "Bearer mine"}
+    send(app, "POST", PATH, json={"input": "a", "request_id": "x"}, headers=mine)
+    body = {"input": "b", "request_id": "x"}
+    assert send(app, "POST", PATH, json=body, headers={"authorization": "Bearer other"}).status_code == 200
+    large = {"input": "c", "request_id": "y", "metadata": {str(number): "m" * 500 for number in range(8)}}
+    assert send(app, "POST", PATH, json=large).status_code == 200
+    assert send(app, "GET", f"{PATH}/resp_y").status_code == 404
+    assert send(app, "GET", f"{PATH}/resp_x/input_items", headers=mine).json()["data"][0]["content"][0]["text"] == "a"
+
+
+@pytest.mark.parametrize("limits", [{"max_stored_responses": 0}, {"max_stored_bytes": 0}, {"max_stored_bytes": 100}])
+def test_what_could_never_be_asked_for_does_not_run(limits: dict[str, int]) -> None:
+    engine = FakeEngine()
+    app = make_app(engine, **limits)
+    check_error(send(app, "POST", PATH, json={"input": "a", "background": True}), 400, "background")
+    assert not engine.asked
+    assert send(app, "POST", PATH, json={"input": "a"}).status_code == 200
+
+
 async def eventually(client: httpx2.AsyncClient, path: str, status: str) -> dict[str, Any]:
     for _ in range(1000):
         body: dict[str, Any] = (await client.get(path)).json()

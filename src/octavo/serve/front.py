@@ -217,7 +217,7 @@ class Front:
             raise ApiError(503, _DRAINING, code="draining", headers={"Retry-After": "5"})
         request_id, tenant, key = request_id_of(http, order.body.request_id), self.tenant(http), http.scope.get(KEY)
         places.enter_context(self.quotas.inside(key))
-        entry = places.enter_context(self.ledger.running(request_id))
+        entry = places.enter_context(self.ledger.running("" if key is None else key.name, request_id))
         self.admission.check(Ask(tenant, sequences))  # before work is done for it
         trail = self._trail(http, order, request_id, tenant)
         begun = time.monotonic()

@@ -26,48 +26,50 @@ class Entry:
 class Ledger:
     """Requests by the id that their clients know. Used from the event loop only.
 
-    An id names one live request: a second one with the id of a live one is refused, so a retry never runs beside what
-    it repeats. A request that was refused before it ran is not remembered.
+    An id names one live request of its owner: a second one with the id of a live one is refused, so a retry never runs
+    beside what it repeats. Another owner's request with the same id is another request, of which nothing is told.
+    A request that was refused before it ran is not remembered.
     """
 
     def __init__(self) -> None:
-        self._running: dict[str, Entry] = {}
-        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._running: dict[tuple[str, str], Entry] = {}  # by owner and id
+        self._ended: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     def __len__(self) -> int:
         """Requests that run."""
         return len(self._running)
 
     @contextmanager
-    def running(self, request_id: str) -> Iterator[Entry]:
+    def running(self, owner: str, request_id: str) -> Iterator[Entry]:
         """Keep an id for one request while the block runs. Raises ``ApiError`` 409."""
-        if request_id in self._running:
+        name = owner, request_id
+        if name in self._running:
             message = "request_id: a request with this id is still running; wait for it, or send another id."
             raise ApiError(409, message, param="request_id", code="duplicate_request_id")
-        entry = self._running[request_id] = Entry()
+        entry = self._running[name] = Entry()
         try:
             yield entry
         finally:
-            del self._running[request_id]
+            del self._running[name]
             if entry.job is not None:
-                self._remember(request_id, entry.job.outcome)
+                self._remember(name, entry.job.outcome)
 
-    def _remember(self, request_id: str, outcome: str) -> None:
-        self._ended.pop(request_id, None)
-        self._ended[request_id] = outcome
+    def _remember(self, name: tuple[str, str], outcome: str) -> None:
+        self._ended.pop(name, None)
+        self._ended[name] = outcome
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
 
-    def describe(self, request_id: str) -> dict[str, Any]:
+    def describe(self, owner: str, request_id: str) -> dict[str, Any]:
         """Its status: running, finished, cancelled, or unknown (never seen, refused, or forgotten since).
 
         What the engine failed on, or what took too long, is finished with `finish_reason` "error".
         """
         told: dict[str, Any] = {"id": request_id, "object": "request"}
-        entry = self._running.get(request_id)
+        entry = self._running.get((owner, request_id))
         if entry is not None:
             return {**told, "status": "running", **({} if entry.job is None else {"usage": entry.job.usage()})}
-        ended = self._ended.get(request_id, "unknown")
+        ended = self._ended.get((owner, request_id), "unknown")
         if ended == "error":
             return {**told, "status": "finished", "finish_reason": ended}
         return {**told, "status": ended}

@@ -10,6 +10,7 @@ from octavo.serve.dialects import json_response
 from octavo.serve.errors import ApiError
 from octavo.serve.front import Front
 from octavo.serve.guard import KEY
+from octavo.serve.keys import Key
 
 __all__ = ["routes"]
 
@@ -18,7 +19,9 @@ def routes(front: Front) -> list[Route]:
     """The routes of this API."""
 
     async def status(http: Request) -> Response:
-        return json_response(front.ledger.describe(http.path_params["request_id"]))
+        key: Key | None = http.scope.get(KEY)
+        owner = "" if key is None else key.name
+        return json_response(front.ledger.describe(owner, http.path_params["request_id"]))
 
     async def explain(http: Request) -> Response:
         name = http.path_params["request_id"]

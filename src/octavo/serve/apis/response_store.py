@@ -28,9 +28,9 @@ class StoredResponse:
     num_bytes: int = 0
 
     @property
-    def response_id(self) -> str:
-        """Its id."""
-        return str(self.body["id"])
+    def name(self) -> tuple[str, str]:
+        """Whose it is, and its id."""
+        return self.tenant, str(self.body["id"])
 
 
 class ResponseStore:
@@ -41,7 +41,7 @@ class ResponseStore:
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes = most, most_bytes
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()  # by tenant and id
         self._lock = threading.Lock()
         self.num_bytes = 0
 
@@ -52,17 +52,19 @@ class ResponseStore:
         """Add a response, or note that it has grown."""
         size = len(msgspec.json.encode([stored.body, stored.turns]))
         with self._lock:
-            self._drop(stored.response_id)
+            self._drop(stored.name)
+            if size > self._most_bytes:
+                return  # nobody else's leave for one that does not fit alone
             stored.num_bytes = size
-            self._kept[stored.response_id] = stored
+            self._kept[stored.name] = stored
             self.num_bytes += size
             while self._kept and (len(self._kept) > self._most or self.num_bytes > self._most_bytes):
                 self._drop(next(iter(self._kept)))
 
     def get(self, response_id: str, tenant: str, param: str | None = None) -> StoredResponse:
         """A tenant's own response. Raises ``ApiError`` 404."""
-        stored = self._kept.get(response_id)
-        if stored is None or stored.tenant != tenant:
+        stored = self._kept.get((tenant, response_id))
+        if stored is None:
             message = (
                 "There is no such response here: it was not stored, is another key's, or has been forgotten since."
             )
@@ -73,15 +75,15 @@ class ResponseStore:
         """Forget a tenant's own response, and stop it. Raises ``ApiError`` 404."""
         stored = self.get(response_id, tenant)
         with self._lock:
-            self._drop(response_id)
+            self._drop(stored.name)
         if stored.stop is not None:
             stored.stop()
 
     def holds(self, stored: StoredResponse) -> bool:
         """Whether it is still there."""
-        return self._kept.get(stored.response_id) is stored
+        return self._kept.get(stored.name) is stored
 
-    def _drop(self, response_id: str) -> None:
-        stored = self._kept.pop(response_id, None)
+    def _drop(self, name: tuple[str, str]) -> None:
+        stored = self._kept.pop(name, None)
         if stored is not None:
             self.num_bytes -= stored.num_bytes

@@ -122,6 +122,8 @@ class _Responses:
         with ExitStack() as places:
             reply = await front.admitted(http, order, places)
             stored = order.asked.begin(reply)
+            if not self._store.holds(stored):
+                raise invalid("background", "such a response cannot be kept here, so it could never be asked for")
             front.spawn(run_unseen(front.engine, reply, front.metrics, places.pop_all().close))
         return json_response(stored.body, reply.headers())
 
