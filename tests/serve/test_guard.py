@@ -7,21 +7,30 @@ import hashlib
 import hmac
 import json
 import logging
+import os
 import re
+import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import httpx
 import pytest
 from fake_engine import FakeEngine
+from hypothesis import given
+from hypothesis import strategies as st
 from serve_http import CHAT, COMPLETIONS, HELLO, check_error, make_app, send, send_all
 from starlette.applications import Starlette
 
 from octavo.core.errors import InvalidInput
 from octavo.core.quota import Bucket
-from octavo.serve.guard import OPEN
-from octavo.serve.keys import read_keys
+from octavo.serve.config import ServeConfig
+from octavo.serve.guard import OPEN, allowed_hosts
+from octavo.serve.keys import Keyring, read_keys
+from octavo.serve.operator_socket import operator_socket
+from octavo.serve.server import as_bound
 
 ANN, BEN = "ann-secret", "ben-secret"
 
@@ -93,11 +102,39 @@ def test_a_key_is_a_tenant_and_keeps_its_prefixes_apart(tmp_path: Path) -> None:
         assert (engine.tenants, engine.salts) == (["ann", "ben"], salts)
 
 
+def test_an_id_is_its_keys_own(tmp_path: Path) -> None:
+    engine = FakeEngine(hold_after=1)
+    app = make_app(engine, key_file=key_file(tmp_path))
+
+    async def ask(secret: str, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=as_(secret)) as client:
+            return await client.request(method, path, **kwargs)
+
+    async def go() -> None:
+        body, path = {**HELLO, "request_id": "x"}, "/v1/requests/x"
+        running = asyncio.ensure_future(ask(ANN, "POST", CHAT, json=body))
+        while (await ask(ANN, "GET", path)).json().get("usage", {}).get("completion_tokens") != 1:
+            await asyncio.sleep(0.001)
+        engine.hold_after = None
+        assert (await ask(BEN, "GET", path)).json()["status"] == "unknown"
+        check_error(await ask(ANN, "POST", CHAT, json=body), 409, "request_id")
+        assert (await ask(BEN, "POST", CHAT, json=body)).status_code == 200
+        told = [(await ask(secret, "GET", path)).json()["status"] for secret in (ANN, BEN)]
+        assert told == ["running", "finished"]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(go())
+
+
 BAD_FILES = [
     b"", b"{}", b'{"keys": []}', b'{"keys": [{"name": "a"}]}', b'{"keys": [{"name": "a", "sha256": "xyz"}]}',
     b'{"keys": [{"name": "a b", "sha256": "%s"}]}', b'{"keys": [{"name": "a", "sha256": "%s", "quota": 1}]}',
     b'{"keys": [{"name": "a", "sha256": "%s"}, {"name": "b", "sha256": "%s"}]}',
     b'{"keys": [{"name": "a", "sha256": "%s", "concurrent": -1}]}', b" " * (1 << 20) + b"{}",
+    b'{"keys": [], "keys": [{"name": "a", "sha256": "%s"}]}', b'{"keys": [{"name": "a", "name": "b", "sha256": "%s"}]}',
+    b"[" * 100_000, b"\xff", b'{"keys": [{"name": "a", "sha256": "%s", "concurrent": 1e999}]}', b"1" * 5000,
 ]  # fmt: skip
 
 
@@ -109,6 +146,34 @@ def test_a_key_file_that_is_wrong_starts_nothing(content: bytes, tmp_path: Path)
         make_app(key_file=str(path))
     with pytest.raises(InvalidInput, match="key_file"):
         read_keys(str(tmp_path / "missing"))
+
+
+GOOD_FILE = b'{"keys": [\r\n{"name": "a", "sha256": "' + b"0" * 64 + b'", "concurrent": 2}]}\r\n'
+
+
+@given(st.integers(0, len(GOOD_FILE)), st.integers(0, 8), st.binary(max_size=4))
+def test_a_damaged_key_file_is_refused_or_read(at: int, cut: int, put: bytes) -> None:
+    with NamedTemporaryFile() as file:
+        file.write(GOOD_FILE[:at] + put + GOOD_FILE[at + cut :])
+        file.flush()
+        with suppress(InvalidInput):
+            assert isinstance(read_keys(file.name), Keyring)
+
+
+def test_a_key_file_of_another_system_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD_FILE)
+    assert isinstance(read_keys(str(path)), Keyring)
+
+
+def test_a_key_file_is_a_plain_one_that_not_everybody_writes(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_bytes(GOOD_FILE)
+    path.chmod(0o666)
+    os.mkfifo(tmp_path / "pipe")
+    for name, remedy in (("keys.json", "chmod o-w"), ("pipe", "no plain file"), ("", "no plain file")):
+        with pytest.raises(InvalidInput, match=remedy):
+            read_keys(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -252,3 +317,27 @@ def test_a_socket_that_cannot_be_says_so(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="admin_socket"):
         with_admin(make_app(admin_socket=str(path)), path, None)
     assert path.read_text() == "mine"
+
+
+def test_a_living_servers_socket_is_left_alone_and_a_dead_ones_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+    with operator_socket(path):
+        with pytest.raises(InvalidInput, match="another server"), operator_socket(path):
+            pass
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert not path.exists()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    with operator_socket(path):
+        path.unlink()
+        path.write_text("another's")  # that came since
+    assert path.read_text() == "another's"
+
+
+def test_loopback_is_known_by_its_address_and_not_its_name() -> None:
+    for host, expected in (("LocalHost", {"127.0.0.1", "localhost", "::1"}), ("0.0.0.0", set())):
+        with socket.socket() as listener:
+            listener.bind((host, 0))
+            config = as_bound(ServeConfig(host=host), listener)
+        assert allowed_hosts(config) == expected

@@ -89,6 +89,8 @@ class EngineConfig:
             raise InvalidInput("host_kv_memory", self.host_kv_memory, "leave it empty, or keep the prefix cache on")
         if self.disk_kv != "" and self.host_kv_memory == "":
             raise InvalidInput("disk_kv", self.disk_kv, "give host_kv_memory as well: what leaves it goes to disk")
+        if self.disk_kv != "":
+            parse_size(self.disk_kv_memory, "disk_kv_memory")
 
     @property
     def kv_bytes(self) -> int | None:
@@ -105,7 +107,7 @@ class EngineConfig:
         weights: dict[str, int] = {}
         for item in filter(None, (part.strip() for part in self.tenant_weights.split(","))):
             tenant, _, weight = item.rpartition("=")
-            if not (tenant and weight.isdecimal()) or tenant in weights:
+            if not (tenant and weight.isdecimal() and len(weight) < 10) or tenant in weights:
                 raise InvalidInput("tenant_weights", item, "give each tenant once, with a whole number: alice=3,bob=2")
             weights[tenant] = int(weight)
         return PolicySettings(ageing_s=self.priority_ageing_s, weights=tuple(weights.items()))

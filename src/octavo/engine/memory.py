@@ -10,6 +10,7 @@ from pathlib import Path
 from octavo.core.errors import InvalidInput
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_MOST = float(1 << 63)
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
 
@@ -22,10 +23,10 @@ def parse_size(value: str | int, field: str = "size") -> int:
         raise InvalidInput(field, value, "give a number of bytes, such as 512MiB or 2GB")
     number, unit, binary = match.groups()
     power = "bkmgt".index(unit.lower() or "b")
-    size = int(float(number) * (1024**power if binary else _UNITS[unit.lower()]))
-    if size < 1:
-        raise InvalidInput(field, value, "give at least one byte")
-    return size
+    size = float(number) * (1024**power if binary else _UNITS[unit.lower()])
+    if not 1 <= size < _MOST:
+        raise InvalidInput(field, value, "give at least one byte, and less than 8 EiB")
+    return int(size)
 
 
 def show_size(size: int) -> str:

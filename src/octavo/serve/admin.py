@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.core.errors import InvalidInput
 from octavo.serve.config import LOG_LEVELS, ServeConfig
 from octavo.serve.dialects import json_response
 from octavo.serve.errors import invalid
 from octavo.serve.front import Front
 from octavo.serve.http import HttpServer, uvicorn_config
 from octavo.serve.known_names import Names
+from octavo.serve.operator_socket import operator_socket
 
 __all__ = ["admin_app", "admin_listener"]
 
@@ -83,32 +81,11 @@ async def admin_listener(front: Front, config: ServeConfig) -> AsyncGenerator[No
     if not config.admin_socket:
         yield
         return
-    path = Path(config.admin_socket)
-    listener = _bound(path)
-    server = HttpServer(uvicorn_config(admin_app(front), config))
-    task = asyncio.ensure_future(server.serve(sockets=[listener]))
-    try:
-        yield
-    finally:
-        server.stop()
-        await task
-        listener.close()
-        with suppress(FileNotFoundError):
-            path.unlink()
-
-
-def _bound(path: Path) -> socket.socket:
-    """A socket at this path, which nobody else may open. Raises ``InvalidInput``."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    try:
-        if path.is_socket():
-            path.unlink()  # of a server that has died
-        listener.bind(str(path))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise InvalidInput("admin_socket", str(path), f"cannot be listened on: {error.strerror or error}") from error
-    finally:
-        os.umask(mask)
-    return listener
+    with operator_socket(Path(config.admin_socket)) as listener:
+        server = HttpServer(uvicorn_config(admin_app(front), config))
+        task = asyncio.ensure_future(server.serve(sockets=[listener]))
+        try:
+            yield
+        finally:
+            server.stop()
+            await task

@@ -48,7 +48,10 @@ def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
     _check_shape(value, max_depth)
-    json.loads(body, object_pairs_hook=_unique)  # the quick parser keeps the last of two in silence
+    try:
+        json.loads(body, object_pairs_hook=_unique)  # the quick parser keeps the last of two in silence
+    except RecursionError as error:
+        raise _too_deep(max_depth) from error
     return value
 
 

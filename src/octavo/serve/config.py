@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.admission import Limits
 from octavo.core.errors import InvalidInput
+from octavo.core.params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from octavo.engine.memory import parse_size
 from octavo.engine.threads import cpu_quota, usable_cores
 
@@ -16,6 +19,19 @@ __all__ = ["ServeConfig"]
 LAYOUTS = ("auto", "single", "compact")
 LAYOUT_RULE = "auto: compact (engine, front end and supervisor), but single with one CPU or without Unix sockets."
 LOG_FORMATS = ("text", "json")
+_MOST = (1 << 63) - 1
+_RANGES = {
+    **dict.fromkeys(("max_body_bytes", "max_json_depth", "max_prompts", "max_prompt_chars", "max_pending"), (1, _MOST)),
+    **dict.fromkeys(("max_connections",), (1, _MOST)),
+    **dict.fromkeys(("max_waiting", "max_queued_tokens", "max_tenant_waiting", "max_tenant_tokens"), (0, _MOST)),
+    **dict.fromkeys(("max_stored_responses", "max_stored_bytes"), (0, _MOST)),
+    "max_choices": (1, MAX_CHOICES),
+    "max_stop_strings": (0, MAX_STOP_STRINGS),
+    "max_stop_chars": (1, MAX_STOP_CHARACTERS),
+    "max_top_logprobs": (0, MAX_LOGPROBS),
+    "max_logit_bias": (0, MAX_LOGIT_BIAS),
+}
+_HOST_NAME = re.compile(r"[A-Za-z0-9._\-]{1,255}")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -80,26 +96,15 @@ class ServeConfig:
             raise InvalidInput("layout", self.layout, "is not there yet; use compact: an engine and one front end")
         if self.layout not in LAYOUTS:
             raise InvalidInput("layout", self.layout, "use one of " + ", ".join(LAYOUTS))
-        for name in (
-            "max_body_bytes",
-            "max_json_depth",
-            "max_prompts",
-            "max_choices",
-            "max_pending",
-            "max_connections",
-        ):
-            if getattr(self, name) < 1:
-                raise InvalidInput(name, getattr(self, name), "give a number of at least 1")
-        for name in (
-            "max_waiting",
-            "max_queued_tokens",
-            "max_tenant_waiting",
-            "max_tenant_tokens",
-            "max_stored_responses",
-            "max_stored_bytes",
-        ):
-            if getattr(self, name) < 0:
-                raise InvalidInput(name, getattr(self, name), "give a number of at least 0")
+        if not self.host.strip():
+            raise InvalidInput("host", self.host, "give an address; 127.0.0.1 is this machine alone, 0.0.0.0 all")
+        wrong = next((name for name in self.host_names if not _is_host(name)), None)
+        if wrong is not None:
+            raise InvalidInput("allowed_hosts", wrong, "give names alone, without scheme or port: box.lan,10.0.0.7")
+        for name, (least, most) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                upper = "" if most == _MOST else f" and at most {most}"
+                raise InvalidInput(name, getattr(self, name), f"give a number of at least {least}{upper}")
         if not 0 <= self.max_first_token_s < float("inf"):
             raise InvalidInput("max_first_token_s", self.max_first_token_s, "give a finite number of seconds, or 0")
         parse_size(self.max_request_memory, "max_request_memory")
@@ -113,6 +118,11 @@ class ServeConfig:
         ):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """The names of ``allowed_hosts``."""
+        return tuple(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
 
     @property
     def resolved_layout(self) -> str:
@@ -133,3 +143,11 @@ class ServeConfig:
             held_bytes=parse_size(self.max_request_memory, "max_request_memory"),
             first_token_s=self.max_first_token_s,
         )
+
+
+def _is_host(name: str) -> bool:
+    """Whether a Host header could name it, without its port."""
+    try:
+        return bool(_HOST_NAME.fullmatch(name)) or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False

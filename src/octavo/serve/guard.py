@@ -25,7 +25,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def allowed_hosts(config: ServeConfig) -> frozenset[str]:
     """Names that requests may call the server by; none: any."""
-    given = frozenset(name.strip().lower() for name in config.allowed_hosts.split(",") if name.strip())
+    given = frozenset(config.host_names)
     if config.host in _LOOPBACK or config.host.startswith("127."):
         return given | {*_LOOPBACK, config.host}
     return given

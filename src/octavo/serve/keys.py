@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
+import os
 import re
+import stat
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -52,19 +55,37 @@ class Keyring:
 
 def read_keys(path: str) -> Keyring:
     """The keys of a file: ``{"keys": [{"name": "ann", "sha256": "..."}]}``. Raises ``InvalidInput``."""
+    content = _content(path)
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise InvalidInput("key_file", path, f"cannot be read: {error.strerror}") from error
-    if len(content) > _MAX_BYTES:
-        raise InvalidInput("key_file", path, f"must have at most {_MAX_BYTES} bytes")
-    try:
-        keys = msgspec.json.decode(content, type=_File).keys
-    except msgspec.DecodeError as error:
+        keys = msgspec.convert(json.loads(content, object_pairs_hook=_unique), _File).keys
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise InvalidInput("key_file", path, f'must be {{"keys": [{{"name", "sha256", ...}}]}}: {error}') from error
     _check(path, keys)
     return Keyring(keys)
+
+
+def _content(path: str) -> bytes:
+    """The file's bytes; each process reads it for itself, so it must be one that is there to stay."""
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise InvalidInput("key_file", path, "is no plain file; write the keys into one")
+        with open(path, "rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput("key_file", path, f"cannot be read: {error.strerror}") from error
+    if mode & stat.S_IWOTH:
+        raise InvalidInput("key_file", path, "everybody may write into it: chmod o-w")
+    if len(content) > _MAX_BYTES:
+        raise InvalidInput("key_file", path, f"must have at most {_MAX_BYTES} bytes")
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has the same name twice")
+    return found
 
 
 def _check(path: str, keys: Sequence[Key]) -> None:

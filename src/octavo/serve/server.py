@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from octavo.core.errors import InvalidInput
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.keys import read_keys
 from octavo.serve.logs import set_up_logging
+from octavo.serve.operator_socket import operator_socket
 from octavo.serve.tracing import tracing_to
 
-__all__ = ["serve"]
+__all__ = ["as_bound", "serve"]
 
 _BACKLOG = 1024  # connections that wait to be accepted
 
@@ -26,7 +30,11 @@ def serve(engine_config: EngineConfig, config: ServeConfig, say: Callable[[str],
     tracing = tracing_to(config.otlp_endpoint, "")
     if tracing is not None:
         tracing.close()  # it can be had
+    if config.admin_socket:
+        with operator_socket(Path(config.admin_socket)):
+            pass  # the same
     listener = _listen(config)
+    config = as_bound(config, listener)
     try:
         _served_by(config.resolved_layout)(engine_config, config, listener, _url(listener), say)
     finally:
@@ -60,6 +68,15 @@ def _listen(config: ServeConfig) -> socket.socket:
         remedy = f"cannot be listened on at {config.host} ({error.strerror}); choose another, or stop what uses it"
         raise InvalidInput("port", config.port, remedy) from error
     return listener
+
+
+def as_bound(config: ServeConfig, listener: socket.socket) -> ServeConfig:
+    """The configuration with the address itself, where the host is a name for loopback: hosts are checked there."""
+    address = ipaddress.ip_address(listener.getsockname()[0])
+    address = getattr(address, "ipv4_mapped", None) or address
+    if not address.is_loopback or str(address) == config.host:
+        return config
+    return replace(config, host=str(address), allowed_hosts=f"{config.allowed_hosts},{config.host}")
 
 
 def _url(listener: socket.socket) -> str:
