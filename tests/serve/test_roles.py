@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +20,9 @@ from typing import Any
 import httpx
 import pytest
 from live_server import LiveServer, live_server, metric, wait_idle
+
+from octavo.serve.config import ServeConfig
+from octavo.serve.roles.supervisor import _Supervisor
 
 TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 COMPACT = (TINY, "--layout", "compact", "--backend", "reference")
@@ -166,6 +171,78 @@ def test_a_second_signal_ends_everything_at_once() -> None:
 
         asyncio.run(flood(server.url, 30, end))
         assert not any(is_running(pid) for pid in left)
+
+
+def cpu_time(pid: int) -> int:
+    """Clock ticks that a process has run for."""
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether a process that has begun does nothing for a while."""
+    before = cpu_time(pid)
+    time.sleep(0.3)
+    return before == cpu_time(pid) > 10
+
+
+def test_a_front_end_that_waits_for_its_engine_ends_when_it_is_told() -> None:
+    with live_server(*COMPACT, "--shutdown-timeout", "600") as server:
+        dead = children(server.process.pid)
+        for pid in dead.values():
+            os.kill(pid, signal.SIGKILL)
+
+        def others() -> dict[str, int]:
+            found = children(server.process.pid)
+            return found if len(found) == 2 and not set(found.values()) & set(dead.values()) else {}
+
+        found = until(others)
+        os.kill(found["engine"], signal.SIGSTOP)  # so that there is none for long
+        until(lambda: is_waiting(found["api-0"]))
+
+
+def test_a_server_goes_on_when_nobody_reads_what_it_says() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ears, mouth = os.pipe()
+    command = [sys.executable, "-m", "octavo", "serve", "--port", str(port), *COMPACT]
+    process = subprocess.Popen(command, stdout=mouth, stderr=mouth)
+    os.close(mouth)
+    os.close(ears)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: is_healthy(url), 60.0)
+        engine = children(process.pid)["engine"]
+        os.kill(engine, signal.SIGKILL)
+        until(lambda: children(process.pid).get("engine", engine) != engine)
+        until(lambda: is_healthy(url))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+class NoProcess:
+    """A system that has no more processes to give."""
+
+    config = ServeConfig()
+
+    def start(self, seat: str, epoch: int) -> Any:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+@pytest.mark.parametrize("has_served", [False, True])
+def test_a_process_that_cannot_be_started_is_tried_later(has_served: bool) -> None:
+    supervisor: Any = _Supervisor(NoProcess(), None)  # type: ignore[arg-type]
+    for seat in supervisor.plan._seats:
+        seat.was_ready = has_served
+    supervisor.plan.tick(0.0)
+    supervisor._act()
+    assert (supervisor._end is None) == has_served
+    assert has_served or supervisor._end.code == 1
+    assert not supervisor._children
 
 
 def test_nobody_outlives_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:

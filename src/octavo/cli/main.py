@@ -69,8 +69,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, on port 8000: the APIs of OpenAI, Anthropic and Ollama."""
     from octavo.serve.server import serve as run_server
+    from octavo.serve.words import tell
 
-    run_server(_with_alias(engine, model_alias), server, typer.echo)
+    run_server(_with_alias(engine, model_alias), server, tell)
 
 
 @app.command()

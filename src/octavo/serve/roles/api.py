@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from octavo.core.errors import OctavoError
 from octavo.engine.loader import load_tokenizer, seed_source
@@ -47,17 +48,21 @@ class _FrontEnd:
         self.engine: RemoteEngine | None = None
         self.server: HttpServer | None = None
         self._known: asyncio.Future[EngineFacts] | None = None
+        self._beginning: asyncio.Task[Any] | None = None  # until clients are let in
         self._up: EngineUp | None = None  # the engine that serves
         self._wire: LoopSocket | None = None  # to it
 
     async def run(self) -> int:
         """Wait for an engine, then serve until told to end."""
         self._known = asyncio.get_running_loop().create_future()
+        self._beginning = asyncio.current_task()
         control = LoopSocket(self.child.control, partial(_or_die, self._told))
         control.send(self.child.link.pack(Beat(), self.child.epoch))
         beats = asyncio.ensure_future(self._beat())
         try:
             return 0 if await self._serve(await self._known, control) else 1
+        except asyncio.CancelledError:
+            return 0  # told to end before anybody was let in
         finally:
             beats.cancel()
             self._hang_up()
@@ -76,6 +81,7 @@ class _FrontEnd:
         self._meet_engine()
         while not self.engine.side.stats:  # limits and metrics rest on them
             await asyncio.sleep(0.005)
+        self._beginning = None
         task = asyncio.ensure_future(self.server.serve(sockets=[socket.socket(fileno=settings.listener)]))
         while not self.server.started and not task.done():
             await asyncio.sleep(0.005)
@@ -101,6 +107,8 @@ class _FrontEnd:
             self._engine_up(message)
         elif isinstance(message, EngineGone):
             self._engine_gone()
+        elif isinstance(message, Drain) and self._beginning is not None:
+            self._beginning.cancel()
         elif isinstance(message, Drain) and self.server is not None:
             self.server.stop()
 

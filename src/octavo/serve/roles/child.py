@@ -24,6 +24,7 @@ from octavo.serve.config import ServeConfig
 from octavo.serve.links.messages import Beat, EngineFacts, Failed, Link, Ready, ToChild, ToSupervisor
 from octavo.serve.logs import set_up_logging
 from octavo.serve.roles.sockets import CONTROL, connected
+from octavo.serve.words import tell
 
 __all__ = ["Child", "Settings", "main"]
 
@@ -66,7 +67,7 @@ class Child:
 
     def say(self, line: str) -> None:
         """A line for the operator."""
-        print(line, flush=True)
+        tell(line)
 
     def tell(self, message: ToSupervisor) -> None:
         """A message to the supervisor; from the main thread only."""

@@ -34,6 +34,7 @@ from octavo.serve.roles.sockets import (
     private_folder,
     receive,
 )
+from octavo.serve.words import complain
 
 __all__ = ["serve_compact"]
 
@@ -137,8 +138,7 @@ class _Supervisor:
         while self.plan.actions:
             action = self.plan.actions.pop(0)
             if isinstance(action, Start):
-                self._seats[action.epoch] = action.seat
-                self._children[action.epoch] = self.shop.start(action.seat, action.epoch)
+                self._start(action)
             elif isinstance(action, Kill):
                 self._kill(action.epoch)
             elif isinstance(action, Tell):
@@ -148,6 +148,15 @@ class _Supervisor:
         if self.plan.is_serving and not self._said:
             self._said = True
             self.on_serving()
+
+    def _start(self, action: Start) -> None:
+        try:
+            self._children[action.epoch] = self.shop.start(action.seat, action.epoch)
+        except OSError as error:  # no memory, no more processes: what there is later
+            complain(f"{action.seat} cannot be started: {error.strerror or error}")
+            self.plan.exited(action.epoch, 1, time.monotonic())
+        else:
+            self._seats[action.epoch] = action.seat
 
     def _tell(self, action: Tell) -> None:
         frames = [identity_of(action.epoch), *self.link.pack(action.message, 0, action.epoch)]
@@ -172,7 +181,7 @@ class _Supervisor:
         try:
             found = self.link.unpack(frames, 0)
         except ProtocolError as error:
-            print(f"process {epoch}: {error}", file=sys.stderr, flush=True)
+            complain(f"process {epoch}: {error}")
             self._kill(epoch)
             return
         if found is not None and found[0] == epoch and epoch in self._known:
@@ -196,7 +205,7 @@ class _Supervisor:
                 _close(child)
                 seat = self._seats.pop(epoch)
                 if not self.plan.is_ending:
-                    print(f"{seat} has ended with {code}", file=sys.stderr, flush=True)
+                    complain(f"{seat} has ended with {code}")
                 self.plan.exited(epoch, code, time.monotonic())
 
     def _kill_all(self) -> None:
