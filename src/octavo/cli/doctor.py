@@ -56,9 +56,14 @@ class Finding:
     fatal: bool = False
 
 
-def run_doctor(as_json: bool, cache_dir: str, verify: bool = False) -> int:
-    """Print the findings. 1 if something is missing without which nothing runs, else 0."""
-    found = list(findings(cache_dir, verify))
+def run_doctor(as_json: bool, cache_dir: str, verify: bool = False, server: str = "") -> int:
+    """Print the findings on this machine, or on a server. 1 if something is missing without which nothing runs."""
+    if server:
+        from octavo.cli.doctor_server import server_findings
+
+        found = list(server_findings(server))
+    else:
+        found = list(findings(cache_dir, verify))
     if as_json:
         print(json.dumps([asdict(finding) for finding in found], indent=2))
     else:

@@ -15,7 +15,8 @@ import typer
 from octavo import __version__
 from octavo.cli.bench import bench_app
 from octavo.cli.errors import Refused
-from octavo.cli.flags import config_flags
+from octavo.cli.flags import Origins, config_flags
+from octavo.cli.layers import shown_config
 from octavo.cli.sampling import SamplingFlags
 from octavo.core.errors import InvalidInput, OctavoError
 from octavo.engine.config import EngineConfig
@@ -63,15 +64,38 @@ def _top(
 
 
 @app.command()
-@config_flags(engine=EngineConfig, server=ServeConfig)
+@config_flags(layered=True, engine=EngineConfig, server=ServeConfig)
 def serve(
-    engine: EngineConfig, server: ServeConfig, model: Model = _DEFAULT_MODEL, model_alias: ModelAlias = None
+    engine: EngineConfig,
+    server: ServeConfig,
+    origins: Origins,
+    model: Model = _DEFAULT_MODEL,
+    model_alias: ModelAlias = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file of settings.")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show each setting and where it is from, and end.", metavar="")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the memory plan, without loading weights, and end.", metavar="")
+    ] = False,
 ) -> None:
-    """Serve a model over HTTP, on port 8000: the APIs of OpenAI, Anthropic and Ollama."""
+    """Serve a model over HTTP, on port 8000: the APIs of OpenAI, Anthropic and Ollama.
+
+    What no flag says is taken from OCTAVO_<FLAG> in the environment, then from the file of --config.
+    """
+    engine = _with_alias(engine, model_alias)
+    if print_config:
+        typer.echo(shown_config((engine, server), origins))
+        return
+    if dry_run:
+        from octavo.serve.dry_run import dry_run as show_plan
+
+        show_plan(engine, server, typer.echo)
+        return
     from octavo.serve.server import serve as run_server
     from octavo.serve.words import tell
 
-    run_server(_with_alias(engine, model_alias), server, tell)
+    run_server(engine, server, tell)
 
 
 @app.command()
@@ -126,12 +150,13 @@ def run(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", metavar="")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check the cached models' SHA-256.", metavar="")] = False,
+    server: Annotated[str, typer.Option("--server", help="Look at a running server, by its URL, instead.")] = "",
     cache_dir: CacheDir = "",
 ) -> None:
     """Say what was found on this machine: backend, instruction sets, memory, model cache, and what is missing."""
     from octavo.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(as_json, cache_dir, verify))
+    raise typer.Exit(run_doctor(as_json, cache_dir, verify, server))
 
 
 @app.command()

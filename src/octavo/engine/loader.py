@@ -32,7 +32,16 @@ from octavo.engine.threads import limit_threads
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 
-__all__ = ["LoadedEngine", "load_engine", "load_parts", "load_tokenizer", "plan_for", "scheduling_for", "seed_source"]
+__all__ = [
+    "LoadedEngine",
+    "load_engine",
+    "load_parts",
+    "load_tokenizer",
+    "plan_engine",
+    "plan_for",
+    "scheduling_for",
+    "seed_source",
+]
 
 DEFAULT_KV_CAP = 2 << 30  # bytes of pages that nobody asked for
 _SAMPLE = 1000  # characters
@@ -120,6 +129,16 @@ def _no_collections() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def plan_engine(config: EngineConfig, *, say: Say = print) -> MemoryPlan:
+    """What ``load_engine`` would hold, from headers and shapes alone. Raises ``InvalidInput`` where it does not fit."""
+    with _no_collections():
+        source = _open(config)
+        try:
+            return _plan(source.with_format(config, say), source)[0]
+        finally:
+            source.close()
 
 
 def load_parts(config: EngineConfig) -> ModelParts:

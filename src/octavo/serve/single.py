@@ -16,6 +16,7 @@ from octavo.engine.config import EngineConfig
 from octavo.serve.app import create_app
 from octavo.serve.config import ServeConfig
 from octavo.serve.http import HttpServer, run_loop, uvicorn_config
+from octavo.serve.notify import READY, STOPPING, notify
 
 __all__ = ["serve_single"]
 
@@ -42,10 +43,20 @@ async def _serve(
             await asyncio.sleep(0.01)
         if server.started and not server.should_exit:
             say(f"Octavo serves {config.served_model_name or engine.model_name} at {url} (Ctrl-C stops it)")
+            notify(READY)
         await task
     finally:
+        await _cut_what_is_open()
         await asyncio.to_thread(engine.shutdown)
     say("stopped")
+
+
+async def _cut_what_is_open() -> None:
+    """After a second signal there are requests that nobody has ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _loaded(config: EngineConfig, say: Callable[[str], None], stop: _Stop) -> AsyncEngine | None:
@@ -90,5 +101,6 @@ class _Stop:
 
     def _hear(self) -> None:
         self.asked.set()
+        notify(STOPPING)
         if self._action is not None:
             self._action()

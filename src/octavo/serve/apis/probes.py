@@ -62,7 +62,7 @@ class _Probes:
 
     async def version(self, http: Request) -> Response:
         """GET /version."""
-        return json_response({"version": __version__})
+        return json_response({"version": __version__, "layout": self._front.config.resolved_layout})
 
     async def metrics(self, http: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""

@@ -24,6 +24,7 @@ from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.links.messages import Link, ProtocolError, ToChild, ToSupervisor
 from octavo.serve.links.supervision import End, Kill, Rules, Start, Supervision, Tell
+from octavo.serve.notify import READY, STOPPING, notify
 from octavo.serve.roles.child import Settings
 from octavo.serve.roles.sockets import (
     CONTROL,
@@ -57,6 +58,7 @@ def serve_compact(
         def serving() -> None:
             name = config.served_model_name or supervisor.plan.model_name
             say(f"Octavo serves {name} at {url} (Ctrl-C stops it)")
+            notify(READY)
 
         supervisor.on_serving = serving
         supervisor.run()
@@ -194,6 +196,7 @@ class _Supervisor:
             return
         for number in numbers:
             if number in (signal.SIGINT, signal.SIGTERM):
+                notify(STOPPING)
                 self.plan.drain(time.monotonic())
 
     def _bury(self) -> None:

@@ -1,0 +1,50 @@
+"""SIGTERM in both layouts: what is open is answered, a second one ends at once; and what systemd is told meanwhile."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from live_server import LiveServer, live_server
+
+TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
+BODY = b'{"prompt": "ab", "max_tokens": 4}'
+
+
+def half_sent(server: LiveServer) -> socket.socket:
+    """A request whose body has not come yet."""
+    client = socket.create_connection(address(server), timeout=30)
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n"
+    client.sendall(head.format(len(BODY)).encode())
+    time.sleep(0.3)  # it is inside
+    return client
+
+
+def address(server: LiveServer) -> tuple[str, int]:
+    parts = urlsplit(server.url)
+    return parts.hostname or "", parts.port or 0
+
+
+@pytest.mark.parametrize("layout", ["single", "compact"])
+def test_what_is_open_is_answered_and_a_second_signal_ends_at_once(
+    layout: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with live_server(TINY, "--layout", layout, "--shutdown-timeout", "500") as server:
+            assert manager.recv(100) == b"READY=1"
+            client, held = half_sent(server), half_sent(server)
+            server.process.send_signal(signal.SIGTERM)
+            assert manager.recv(100) == b"STOPPING=1"
+            client.sendall(BODY)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+            assert server.process.poll() is None  # for the other's sake
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 0
+            assert not held.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
