@@ -8,6 +8,7 @@ ARGS ?=
 VENV ?= .venv
 COVERAGE_FLOOR ?= 95
 SEEDS ?= 500
+CHROMIUM ?= /usr/bin/chromium
 FROM ?= 1
 # the models that tests marked `weights` use
 TEST_MODELS := smollm2-135m-instruct gemma-3-270m
@@ -28,7 +29,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test check test-contract test-core test-rest test-models soak format clean fairness iteration-level
+.PHONY: dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak format clean fairness iteration-level
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -69,6 +70,10 @@ test-core: $(VENV)/.installed-dev ## the core's tests, with its branch coverage
 
 test-rest: $(VENV)/.installed-dev ## all other tests
 	@$(RUN_TESTS) tests --ignore=tests/core --ignore=tests/contract
+
+test-browser: $(VENV)/.installed-dev $(VENV)/.native ## the page at / in headless Chromium, which must be there (CHROMIUM=)
+	@$(PIP) $(EDITABLE) '.[browser]'
+	@CHROMIUM='$(CHROMIUM)' $(BIN)/python -m pytest tests/browser
 
 # a failing seed goes into tests/dst/kept_seeds.txt, shrunk: make dst SEEDS=1 FROM=1234 ARGS=--shrink
 dst: $(VENV)/.installed-dev ## simulate the core from seeds FROM.., SEEDS of them, and check every invariant (ARGS=--edges)

@@ -67,6 +67,8 @@ class FakeEngine:
     prefill_tokens_per_s: float = 0.0
     refusals: list[tuple[str, str, int, float]] = field(default_factory=list)
     last_step_age: float = 0.0
+    seen: dict[str, Any] = field(default_factory=dict)  # what `look` answers
+    looks: int = 0
     live: int = 0
     cancelled: int = 0
 
@@ -75,6 +77,10 @@ class FakeEngine:
 
     async def explain(self, request_id: str, tenant: str) -> list[dict[str, Any]]:
         return [{"request": request_id}] if tenant in self.tenants else []
+
+    async def look(self) -> dict[str, Any] | None:
+        self.looks += 1
+        return None if self.problem else self.seen
 
     def health_problem(self) -> str | None:
         return self.problem

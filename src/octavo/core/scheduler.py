@@ -72,7 +72,9 @@ class ContinuousBatchScheduler:
         self.policy = make_policy(self.config.policy)
         self.steps = 0
         self._seed_source = seed_source
-        self._roster = Roster(kv, self.config.max_running_requests, self.timeline, self.policy, self.config.policies)
+        self.roster = self._roster = Roster(
+            kv, self.config.max_running_requests, self.timeline, self.policy, self.config.policies
+        )
         self.step_model = StepModel()
         bound = self.config.max_token_gap_ms / 1000.0
         self.gap = GapControl(bound, self.step_model) if bound else None  # the bound on token gaps, if there is one

@@ -22,6 +22,7 @@ from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
 from octavo.engine.config import EngineConfig
 from octavo.engine.explained import explained
+from octavo.engine.live import snapshot
 from octavo.engine.loader import LoadedEngine, load_engine
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
@@ -145,6 +146,16 @@ class AsyncEngine:
     async def explain(self, request_id: str, tenant: str) -> list[dict[str, Any]]:
         """As `explained` has it, of the events in memory."""
         return await asyncio.to_thread(explained, self.loaded.core.scheduler.timeline, request_id, tenant)
+
+    async def look(self) -> dict[str, Any] | None:
+        """What the engine does right now (`octavo.engine.live`), taken between two steps; None: it does not run."""
+        loop = asyncio.get_running_loop()
+        seen: asyncio.Future[dict[str, Any]] = loop.create_future()
+
+        def take() -> None:
+            _tell(loop, _set_done, seen, snapshot(self.loaded.core, self.clock()))
+
+        return await seen if self._post(take) else None
 
     def health_problem(self) -> str | None:
         """None while the engine makes progress; otherwise what is wrong."""
@@ -334,9 +345,9 @@ def _put_all(post: Sequence[tuple[Mailbox, OutputDelta]]) -> None:
         mailbox.put(delta)
 
 
-def _set_done(future: asyncio.Future[None]) -> None:
+def _set_done(future: asyncio.Future[Any], value: Any = None) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(value)
 
 
 def _set_error(future: asyncio.Future[None], error: Exception) -> None:

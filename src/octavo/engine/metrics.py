@@ -40,6 +40,7 @@ class RequestTimes:
     num_output_tokens: int = 0  # of the choices that have ended
     num_cached_tokens: int = 0
     num_choices: int = 0  # that have ended with tokens
+    tenant: str = ""
 
     def parts(self, sampling: float) -> tuple[float, float, float]:
         """The time to the first token: waiting, prefill, and ``sampling`` seconds of its last step."""
@@ -112,7 +113,7 @@ class Metrics:
 
     def submitted(self, request_id: str, num_prompt_tokens: int, now: float, tenant: str = "") -> None:
         """A request was accepted."""
-        self.requests[request_id] = RequestTimes(now, num_prompt_tokens=num_prompt_tokens)
+        self.requests[request_id] = RequestTimes(now, num_prompt_tokens=num_prompt_tokens, tenant=tenant)
         self.costs.enter(request_id, tenant)
         while len(self.requests) > _KEPT_REQUESTS:
             self.requests.popitem(last=False)

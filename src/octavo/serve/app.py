@@ -12,8 +12,9 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.serve import static
 from octavo.serve.admin import admin_listener
-from octavo.serve.apis import anthropic, ollama, openai, probes, requests, responses, tokens
+from octavo.serve.apis import anthropic, live, ollama, openai, probes, requests, responses, tokens
 from octavo.serve.apis.ollama_answers import OLLAMA
 from octavo.serve.apis.response_answers import RESPONSES
 from octavo.serve.config import ServeConfig
@@ -26,7 +27,7 @@ from octavo.serve.port import EnginePort
 
 __all__ = ["create_app"]
 
-_APIS = (openai, responses, anthropic, ollama, requests, tokens, probes)
+_APIS = (openai, responses, anthropic, ollama, requests, tokens, live, probes)
 _DIALECTS = (
     ("/v1/messages", anthropic.ANTHROPIC),
     ("/api/", OLLAMA),
@@ -48,12 +49,14 @@ def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy:
         front.close()
 
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected}
-    routes = [route for api in _APIS for route in api.routes(front)]
+    routes = [*static.routes(), *(route for api in _APIS for route in api.routes(front))]
     keys = read_keys(front.config.key_file) if front.config.key_file else None
     guard = Middleware(
         Guard, keys=keys, hosts=allowed_hosts(front.config), dialect_of=dialect_of, refused=front.metrics.failed
     )
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan, middleware=[guard])
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan, middleware=[guard])
+    app.state.front = front
+    return app
 
 
 def dialect_of(path: str) -> Dialect:

@@ -101,8 +101,14 @@ class Front:
         self.tracing = tracing_to(config.otlp_endpoint, self.model)
         self.draining = False
         self.started = int(time.time())
+        self.watchers: set[asyncio.Event] = set()  # of the live view; set: it ends
         self._unseen: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
+
+    def end_watching(self) -> None:
+        """The server stops: whoever only looks on does not hold it up."""
+        for over in self.watchers:
+            over.set()
 
     def close(self) -> None:
         """Nothing more will be asked."""

@@ -15,10 +15,11 @@ from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import Dialect
 from octavo.serve.errors import ApiError
 from octavo.serve.keys import Keyring
+from octavo.serve.static import PATHS
 
 __all__ = ["KEY", "OPEN", "Guard", "allowed_hosts"]
 
-OPEN = frozenset({"/health", "/health/live", "/health/ready"})
+OPEN = frozenset({"/health", "/health/live", "/health/ready"}) | PATHS
 KEY = "octavo.key"  # where the scope of a request has its key
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

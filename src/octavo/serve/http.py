@@ -33,6 +33,9 @@ class HttpServer(uvicorn.Server):
         """Stop; asked again, stop at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        front = getattr(getattr(self.config.app, "state", None), "front", None)
+        if front is not None:
+            front.end_watching()
 
     def capture_signals(self) -> Any:
         """Signals are heard elsewhere."""

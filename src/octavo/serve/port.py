@@ -112,5 +112,8 @@ class EnginePort(Protocol):
     async def explain(self, request_id: str, tenant: str) -> list[dict[str, Any]]:
         """Why a tenant's request took as long as it did (`octavo.engine.explained`); empty: not known any more."""
 
+    async def look(self) -> dict[str, Any] | None:
+        """What it does right now (`octavo.engine.live.snapshot`), taken between two steps; None: it does not run."""
+
     def health_problem(self) -> str | None:
         """None while the engine makes progress; otherwise what is wrong."""

@@ -24,13 +24,14 @@ from octavo.core.request import MAX_ID_CHARACTERS
 __all__ = [
     "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "REQUEST_END", "TOKEN", "ApiGone", "ApiHello", "Beat", "Cancel",
     "Drain", "EngineFacts", "EngineGone", "EngineUp", "Event", "Explain", "Explained", "Failed", "FromEngine", "Link",
-    "ProtocolError", "Read", "Ready", "Refused", "Shed", "Stats", "Step", "Stop", "Submit", "ToChild", "ToEngine",
-    "ToSupervisor", "pack_logprobs", "unpack_logprobs",
+    "Look", "ProtocolError", "Read", "Ready", "Refused", "Seen", "Shed", "Stats", "Step", "Stop", "Submit", "ToChild",
+    "ToEngine", "ToSupervisor", "pack_logprobs", "unpack_logprobs",
 ]  # fmt: skip
 
 VERSION = 2
 MAX_BYTES = 64 << 20  # of one message
 MAX_EXPLANATION = 4 << 20
+MAX_SEEN = 4 << 20
 TOKEN, CHOICE_END, REQUEST_END = range(3)  # kinds of `Event`
 
 _HEADER = struct.Struct("<4sHxxQQ")
@@ -121,7 +122,11 @@ class Explain(_Message, tag=8):
     tenant: _Name
 
 
-ToEngine = ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain
+class Look(_Message, tag=9):
+    """Somebody watches: what does the engine do right now? Answered with ``Seen``."""
+
+
+ToEngine = ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain | Look
 
 
 # -- engine to front end
@@ -175,7 +180,13 @@ class Explained(_Message, tag=23):
     content: Annotated[bytes, Meta(max_length=MAX_EXPLANATION)]
 
 
-FromEngine = Step | Refused | Stats | Explained
+class Seen(_Message, tag=24):
+    """The answer to ``Look``: `octavo.engine.live.snapshot`, in JSON."""
+
+    content: Annotated[bytes, Meta(max_length=MAX_SEEN)]
+
+
+FromEngine = Step | Refused | Stats | Explained | Seen
 
 
 # -- children to supervisor, and back

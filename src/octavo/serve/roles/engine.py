@@ -9,9 +9,11 @@ import gc
 import time
 from collections.abc import Sequence
 
+import msgspec
 import zmq
 
 from octavo.core.request import Request
+from octavo.engine.live import snapshot
 from octavo.engine.loader import LoadedEngine, load_engine
 from octavo.engine.stats import engine_stats
 from octavo.serve.links.engine_side import EngineSide, request_of
@@ -23,8 +25,10 @@ from octavo.serve.links.messages import (
     Explain,
     FromEngine,
     Link,
+    Look,
     ProtocolError,
     Read,
+    Seen,
     Shed,
     Stats,
     Submit,
@@ -78,6 +82,7 @@ class _EngineProcess:
         self._poller.register(self.router, zmq.POLLIN)
         self._poller.register(child.control, zmq.POLLIN)
         self._draining = False
+        self._watchers: dict[int, None] = {}  # front ends that have asked what goes on
         self._told = 0.0  # when statistics were last sent
         self._fresh = True  # and nothing has happened since
         self._looked = 0.0  # when the silent were last looked for
@@ -101,6 +106,8 @@ class _EngineProcess:
             self._step(now)
         self._look_around(now)
         self._send()
+        if self._watchers:
+            self._show()
 
     def _rest(self) -> None:
         """Nothing to do: say so, tidy up, then wait for a message."""
@@ -152,6 +159,8 @@ class _EngineProcess:
             return
         if found is not None and found[0] == sender and isinstance(found[1], Explain):
             self._explainer.ask(sender, found[1])
+        elif found is not None and found[0] == sender and isinstance(found[1], Look):
+            self._watchers[sender] = None
         elif found is not None and found[0] == sender:
             self._fresh = self._fresh and not isinstance(found[1], ApiHello)
             self.side.hear(sender, found[1], now)
@@ -166,6 +175,13 @@ class _EngineProcess:
         values = {**engine_stats(self.core), **self.core.metrics.totals()}
         stats = Stats({name: float(value) for name, value in values.items()})
         self.side.outbox += [(epoch, stats) for epoch in self.side.peers]
+
+    def _show(self) -> None:
+        """Answer those who watch, when a step's tokens are out."""
+        seen = Seen(msgspec.json.encode(snapshot(self.core, self.core.clock())))
+        self.side.outbox += [(epoch, seen) for epoch in self._watchers if epoch in self.side.peers]
+        self._watchers.clear()
+        self._send()
 
     def _send(self) -> None:
         outbox, self.side.outbox = [*self.side.outbox, *self._explainer.answers()], []

@@ -15,7 +15,7 @@ from octavo.core.request import Request
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.serve.links.api_side import ApiSide
-from octavo.serve.links.messages import EngineFacts, Explain, Explained, FromEngine, Shed, ToEngine
+from octavo.serve.links.messages import EngineFacts, Explain, Explained, FromEngine, Look, Seen, Shed, ToEngine
 
 __all__ = ["RemoteEngine"]
 
@@ -50,6 +50,7 @@ class RemoteEngine:
         self._asked: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # explanations, by number
         self._number = 0
         self._engines = 0  # that have served
+        self._looks: list[asyncio.Future[dict[str, Any] | None]] = []  # that wait for what the engine does
 
     @property
     def model_name(self) -> str:
@@ -113,12 +114,14 @@ class RemoteEngine:
     def engine_up(self, epoch: int) -> None:
         """An engine serves: it goes on with what is open."""
         self._engines += 1
+        self._show(None)
         self._deliver(self.side.engine_up(epoch, self.clock()))
         self._heard = self.clock()
         self._flush()
 
     def engine_down(self) -> None:
         """The engine has died."""
+        self._show(None)
         self._deliver(self.side.engine_down())
         for number in list(self._asked):
             self._explained(Explained(number, b"[]"))  # what it remembered is lost
@@ -129,6 +132,8 @@ class RemoteEngine:
         if isinstance(message, Explained):
             self._explained(message)
             return
+        if isinstance(message, Seen) and sender == self.side.engine:
+            self._show(msgspec.json.decode(message.content))
         self._deliver(self.side.hear(sender, message, self._heard))
         for request_id, error in self.side.refusals:
             mailbox = self._mailboxes.get(request_id)
@@ -170,6 +175,21 @@ class RemoteEngine:
         answer = self._asked.get(message.number)
         if answer is not None and not answer.done():
             answer.set_result(msgspec.json.decode(message.content))
+
+    async def look(self) -> dict[str, Any] | None:
+        """What the engine does right now (`octavo.engine.live`), taken between two steps; None: there is none."""
+        if not self.side.engine:
+            return None
+        seen: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
+        self._looks.append(seen)
+        self._send(Look())
+        return await seen
+
+    def _show(self, seen: dict[str, Any] | None) -> None:
+        looks, self._looks = self._looks, []
+        for look in looks:
+            if not look.done():
+                look.set_result(seen)
 
     def health_problem(self) -> str | None:
         """None while there is an engine that makes progress; otherwise what is wrong."""
