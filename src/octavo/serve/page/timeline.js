@@ -23,7 +23,7 @@ export async function explain(name) {
 function told({ request, wall_s, ended, finish_reason, ttft_s, longest_gap_s, prompt_tokens, cached_tokens, output_tokens, causes }) {
   const state = ended ? `ended (${finish_reason})` : "still running";
   const facts = [`${time(wall_s)} in all, ${state}`, `first token after ${time(ttft_s)}`, `longest gap ${time(longest_gap_s)}`, `${prompt_tokens} prompt tokens, ${cached_tokens} cached, ${output_tokens} out`];
-  const rows = causes.map(({ name, seconds, detail }) => make("tr", {}, make("td", {}, swatch(name), name), make("td", { class: "left" }, time(seconds)), make("td", {}, share(seconds / wall_s)), make("td", { class: "left" }, detail)));
+  const rows = causes.map(({ name, seconds, detail }) => make("tr", {}, make("td", {}, swatch(name), name), make("td", {}, time(seconds)), make("td", {}, share(seconds / wall_s)), make("td", { class: "left" }, detail)));
   return [make("p", { class: "soft" }, `${request}: ${facts.join("; ")}`), bar(causes, wall_s), make("div", { class: "scroll" }, make("table", {}, make("tbody", {}, ...rows)))];
 }
 
