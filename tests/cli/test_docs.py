@@ -15,8 +15,8 @@ from octavo.cli.main import app
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 RECORDS = ROOT / "docs" / "decisions"
-LAYERS = "core|backends|models|tokenizers|weights|decoding|engine|serve|cli"
-FOREIGN = {"--no-deps", "--unix-socket", "--allow-requantize"}  # pip's, curl's, llama-quantize's
+FOLDERS = "src|tests|docs|benchmarks|native|deploy|core|backends|models|tokenizers|weights|decoding|engine|serve|cli"
+FOREIGN = {"--no-deps", "--unix-socket", "--allow-requantize", "--read-only", "--tmpfs"}  # pip's, curl's, Docker's ...
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -78,7 +78,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_and_their_flags_are_there(page: Path) -> None:
     for line in (line for code in code_of(page) for line in code.splitlines()):
         line = line.partition("#")[0]
-        for name in re.findall(r"(?:^|[\s/])(octavo [a-z]+(?: ops| offline)?)", line):
+        for name in re.findall(r"^(?:[A-Z_]+=\S+ )*(?:\S*/)?(octavo [a-z]+(?: ops| offline)?)", line):
             assert name in COMMANDS, line
             used = set(re.findall(r"(?<!\S)(--[a-z][a-z0-9-]*)", line.partition(name)[2]))
             assert used <= COMMANDS[name], (line, used - COMMANDS[name])
@@ -102,7 +102,7 @@ def test_targets_of_make_are_there(page: Path) -> None:
 @pages
 def test_files_are_there(page: Path) -> None:
     roots = (ROOT, ROOT / "src" / "octavo", ROOT / "native")  # the last: pages about the library begin there
-    for path in words(page, rf"(?<![\w/.-])(?:src|tests|docs|benchmarks|native|{LAYERS})/[\w./-]*\w/?(?![\w*</-])"):
+    for path in words(page, rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*\w/?(?![\w*</-])"):
         assert any((root / path).exists() or (root / f"{path}.py").exists() for root in roots), path
 
 

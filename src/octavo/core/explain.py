@@ -94,7 +94,7 @@ def _detail(history: History, life: Life, cause: str, shown: Callable[[str], str
     if cause == "prefill":
         return f"{life.prompt} tokens, {life.cached} of them from the prefix cache"
     if cause == "decode":
-        return f"{life.steps} steps, {life.outputs} tokens in all"
+        return f"{life.steps} step{'s' * (life.steps != 1)}, {life.outputs} tokens in all"
     return CAUSES[cause]
 
 

@@ -144,12 +144,16 @@ class MemoryPlan:
         """Tokens whose keys and values fit at once (each takes a place in a page of every group)."""
         return self.num_pages // self.num_groups * self.page_size
 
+    def _host_pages(self) -> str:
+        ways = f", {self.disk_buffers} on their way to disk and back" if self.disk_buffers else ""
+        return f"{self.host_pages} pages of what was evicted{ways}"
+
     def describe(self) -> str:
         """The plan for people, one line a part."""
         rows = [
             ("weights", self.needs.weights, ""),
             ("KV cache", self.kv, f"{self.num_pages} pages of {self.page_size}: {self.capacity_tokens} tokens"),
-            *([("host tier", self.host, f"{self.host_pages} pages of what was evicted")] if self.host else []),
+            *([("host tier", self.host, self._host_pages())] if self.host else []),
             ("activations", self.needs.activations, ""),
             ("workspace", self.needs.workspace, ""),
             ("total", self.total, "" if self.available is None else f"of {show_size(self.available)} available"),

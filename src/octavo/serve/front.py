@@ -55,7 +55,7 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _TEXT_THREADS = 2
 _ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
-_DRAINING = "The server takes no new requests: it is about to stop."
+_DRAINING = "The server takes no new requests now: it is being drained, or about to stop."
 _NO_PRIORITY = "start the server with --policy priority to have it honoured"
 _log = logging.getLogger(__name__)
 
