@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_engine import FakeEngine
-from serve_http import CHAT, COMPLETIONS, Client, check_error, make_app, send
+from serve_http import CHAT, COMPLETIONS, HELLO, Client, check_error, make_app, post, send
 
 GOOD = json.dumps({"prompt": "SECRETWORD", "max_tokens": 2, "stop": ["x"]}).encode()
 JSON = {"content-type": "application/json"}
@@ -95,3 +95,17 @@ def test_only_plain_json_is_taken() -> None:
     form = "application/x-www-form-urlencoded"
     for headers in ({"content-type": "text/plain"}, {"content-type": form}, {**JSON, "content-encoding": "gzip"}):
         check_error(send(make_app(), "POST", COMPLETIONS, content=GOOD, headers=headers), 415)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/messages", "/v1/responses", "/api/generate"])
+@pytest.mark.parametrize("value", [1 << 31, -(1 << 31) - 1, -(1 << 63) - 1, (1 << 64) - 1])
+def test_a_priority_that_no_engine_takes_opens_no_stream(path: str, value: int) -> None:
+    engine = FakeEngine()
+    prompt = {"input": "a"} if "responses" in path else {"prompt": "a"} if path in _OF_TEXT else HELLO
+    body = {**prompt, "max_tokens": 3, "stream": True}
+    answer = post(path, {**body, "priority": value}, engine=engine)
+    assert answer.status_code == 400 and "priority" in answer.text and not engine.asked
+    assert post(path, {**body, "priority": -(1 << 31)}, engine=engine).status_code == 200
+
+
+_OF_TEXT = (COMPLETIONS, "/api/generate")

@@ -15,6 +15,7 @@ __all__ = ["sampling_params", "top_logprobs"]
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chat goes up to the context
 _LONGEST_DEADLINE = 86_400e3  # ms
+_MOST_PRIORITY = 1 << 31
 _PLAIN = (
     "min_tokens",
     "n",
@@ -85,6 +86,8 @@ def _check_counts(request: GenerationRequest, config: ServeConfig) -> None:
         raise invalid("stream_options", "has a meaning only with stream; set stream to true or leave it out")
     if request.deadline_ms is not None and not 1 <= request.deadline_ms <= _LONGEST_DEADLINE:
         raise invalid("deadline_ms", f"must be from 1 to {_LONGEST_DEADLINE:.0f} milliseconds from now")
+    if request.priority is not None and not -_MOST_PRIORITY <= request.priority < _MOST_PRIORITY:
+        raise invalid("priority", f"must be from {-_MOST_PRIORITY} to {_MOST_PRIORITY - 1}")
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= 128:
         raise invalid("cache_salt", "must have 1 to 128 characters")
 
