@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 from live_server import live_server
 
 MODEL = "smollm2-135m-instruct"
+expect.set_options(timeout=30_000)  # milliseconds: a busy machine is no fault of the page
 
 
 @pytest.fixture(scope="session")
