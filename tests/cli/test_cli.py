@@ -98,6 +98,7 @@ WRONG = [
     (("run", "-m", "./nowhere.gguf", "x", "--raw", "--system", "y"), "one of the two"),
     (("run", "-m", TINY, "x", "--max-seq-len", "9999"), "--max-seq-len = 9999: the model's context is"),
     (("run", "-m", TINY, "x" * 400), "shorten it"), (("chat", "./nowhere.gguf"), "no such file"),
+    (("chat", TINY, "--disk-kv", "x"), "give --host-kv-memory as well"), (("quantize", TINY), "--out is missing"),
 ]  # fmt: skip
 
 
@@ -105,6 +106,7 @@ WRONG = [
 def test_what_is_wrong_says_what_is_right(octavo: Any, arguments: tuple[str, ...], hint: str) -> None:
     ran = octavo(*arguments)
     assert ran.code == 2 and hint in ran.err and "Traceback" not in ran.err, ran.err
+    assert "has ended" not in ran.err, "the reason is enough"
 
 
 def test_a_missing_file_is_one_line(octavo: Any) -> None:

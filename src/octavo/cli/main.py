@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 it went wrong, 2 it was asked for wrongly, 130 it was stop
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -135,13 +136,13 @@ def run(
     from octavo.cli.run import run_file, run_prompt
 
     if raw and system:
-        raise InvalidInput("system", "given beside --raw", "give one of the two: it takes a chat template")
+        raise Refused("--system and --raw: give one of the two; --system needs the chat template")
     if file is not None:
         if prompt:
-            raise InvalidInput("prompt", "given beside --file", "give one of the two")
+            raise Refused("a prompt and --file: give one of the two")
         run_file(engine, sampling, file, out, system, raw)
     elif out is not None:
-        raise InvalidInput("out", str(out), "works with --file; redirect the output of a single prompt with >")
+        raise Refused("--out works with --file; redirect the output of a single prompt with >")
     else:
         run_prompt(engine, sampling, prompt, system, raw)
 
@@ -188,7 +189,7 @@ def quantize(
     from octavo.cli.quantize import QuantizeOptions, run_quantize
 
     if out is None:
-        raise InvalidInput("out", "nothing", "name a new folder, as in: octavo quantize --to w8g64 --out smaller")
+        raise Refused("--out is missing: name a new folder, as in: octavo quantize --to w8g64 --out smaller")
     run_quantize(QuantizeOptions(model, to, out, method, text, calibration, alpha, max_tokens, as_json, cache_dir))
 
 
@@ -243,7 +244,7 @@ def replay(
     changes = {name: value for name, value in asked.items() if value is not None}
     if changes or pages is not None:
         if run_model:
-            raise InvalidInput("run_model", "beside another setting", "the schedule would differ: give one of the two")
+            raise Refused("--run-model and another setting: give one of the two; the schedule would differ")
         run_what_if(recording, epoch, pages, changes, as_json)
         return
     raise typer.Exit(0 if run_replay(recording, epoch, run_model, model, as_json) else 1)
@@ -280,7 +281,7 @@ def _with_alias(engine: EngineConfig, alias: str | None) -> EngineConfig:
     if alias is None:
         return engine
     if engine.model not in (_DEFAULT_MODEL, alias):
-        raise InvalidInput("model", f"{engine.model} and --model {alias}", "are two; give one of them")
+        raise Refused(f"{engine.model} and --model {alias} are two models; give one of them")
     return replace(engine, model=alias)
 
 
@@ -301,12 +302,15 @@ def main() -> None:
 
 
 def _spelled(error: InvalidInput) -> str:
-    """The error with the field as a flag, where it is one."""
+    """The error with the field and what its remedy names as flags, where they are."""
     flags = {*EngineConfig.__dataclass_fields__, *ServeConfig.__dataclass_fields__, *SamplingFlags.__dataclass_fields__}
-    text = str(error)
-    if error.field in flags and error.field != "model":
-        return f"--{error.field.replace('_', '-')}{text[len(error.field) :]}"
-    return text
+
+    def flag(name: str) -> str:
+        return f"--{name.replace('_', '-')}" if name in flags else name
+
+    remedy = re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda found: flag(found[0]), error.remedy)
+    field = error.field if error.field == "model" else flag(error.field)
+    return str(InvalidInput(field, error.value, remedy))
 
 
 def _fail(message: str, code: int) -> None:

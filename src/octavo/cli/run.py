@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from octavo.cli.errors import Refused
 from octavo.cli.sampling import SamplingFlags
 from octavo.cli.session import Session
 from octavo.core.errors import InvalidInput
@@ -59,10 +60,10 @@ def _given(prompt: str) -> str:
     if prompt not in ("", "-"):
         return prompt
     if prompt == "" and sys.stdin.isatty():
-        raise InvalidInput("prompt", "nothing", 'give one, as in: octavo run "Why is the sky blue?"')
+        raise Refused('no prompt: give one, as in: octavo run "Why is the sky blue?"')
     text = sys.stdin.read().strip()
     if not text:
-        raise InvalidInput("prompt", "standard input", "is empty; give a prompt")
+        raise Refused("no prompt: standard input is empty; give one")
     return text
 
 

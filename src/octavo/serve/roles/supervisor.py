@@ -207,9 +207,14 @@ class _Supervisor:
                 del self._children[epoch]
                 _close(child)
                 seat = self._seats.pop(epoch)
-                if not self.plan.is_ending:
-                    complain(f"{seat} has ended with {code}")
+                expected = self.plan.is_ending
                 self.plan.exited(epoch, code, time.monotonic())
+                if not expected and not self._has_reason():
+                    complain(f"{seat} has ended with {code}")
+
+    def _has_reason(self) -> bool:
+        """Whether all ends with a reason that will be said instead."""
+        return any(isinstance(action, End) and action.problem for action in self.plan.actions)
 
     def _kill_all(self) -> None:
         for child in self._children.values():
