@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from octavo.core.history import History
 from octavo.core.params import SamplingParams
+from octavo.engine.explained import engine_names
 from octavo.engine.llm import LLM
 
 TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
@@ -87,6 +89,12 @@ def test_causes_are_shown(recording):
         assert sum(cause["seconds"] for cause in one["causes"]) == pytest.approx(one["wall_s"], rel=0.01)
     table = octavo("explain", recording)[1].splitlines()
     assert table[0].split()[:3] == ["seconds", "arriving", "queued"] and len(table) == 5
+
+
+def test_a_request_has_the_name_that_its_client_knows(recording):
+    assert octavo("explain", recording, "chatcmpl-llm-3")[1] == octavo("explain", recording, "llm-3")[1]
+    history = History(lives=dict.fromkeys(["a", "a.0123abcd", "a.0123abcd-1", "ab.0123abcd", "a.x", "a.0123abcd-1.x"]))
+    assert engine_names(history, "a") == ["a", "a.0123abcd", "a.0123abcd-1"]
 
 
 def test_refusals_name_what_is_wrong(recording, tmp_path):

@@ -253,7 +253,7 @@ def replay(
 @app.command()
 def explain(
     recording: Recording,
-    request: Annotated[str, typer.Argument(help="A request's id; default: a table of all.")] = "",
+    request: Annotated[str, typer.Argument(help="A request's id, or its answer's; default: a table of all.")] = "",
     epoch: EpochNumber = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from octavo.core.errors import InvalidInput
 from octavo.core.explain import Explanation, explain
 from octavo.core.history import CAUSES, History, history_of
 from octavo.core.what_if import Outcome, load_of, outcome_of, simulate
+from octavo.engine.explained import engine_names
 from octavo.engine.recorder import Epoch, read_epochs
 from octavo.engine.replay import ReplayReport, replay_epoch
 from octavo.engine.trace import page, trace_events
@@ -114,12 +116,14 @@ def _report_text(report: ReplayReport) -> str:
 def run_explain(path: Path, number: int | None, request: str, as_json: bool) -> None:
     """Print one request's causes, or a table of all. Raises ``InvalidInput`` for a request that is not there."""
     history = history_of(chosen_epoch(path, number))
-    explained = [explain(history, name) for name in ([request] if request else history.lives)]
+    asked = re.sub("^(chatcmpl-|cmpl-|msg_|resp_)", "", request)  # the ``id`` of an answer names its request
+    names = engine_names(history, asked) or [request]
+    explained = [explain(history, name) for name in (names if request else history.lives)]
     if as_json:
         values = [one.to_dict() for one in explained]
-        print(json.dumps(values[0] if request else values, indent=2))
+        print(json.dumps(values[0] if request and len(values) == 1 else values, indent=2))
     elif request:
-        print(explanation_text(explained[0]))
+        print("\n".join(map(explanation_text, explained)))
     else:
         _print_table(explained, history)
 

@@ -86,7 +86,7 @@ def load_of(epoch: Sequence[Mapping[str, Any]]) -> Load:
     load.model = scheduler.step_model
     if not load.model.is_fitted:
         raise InvalidInput(
-            "recording", f"{replayer.num_steps} steps", "too few of them measured to know what one costs"
+            "recording", f"{replayer.num_steps} steps", "are too few to know what one costs: record a longer run"
         )
     return load
 
