@@ -17,7 +17,7 @@ import pytest
 from fake_engine import FakeDelta, FakeEngine
 from metric_pages import DASHBOARD, PAGE, dashboard, page_with, table
 from prometheus_client.parser import text_string_to_metric_families
-from serve_http import COMPLETIONS, Client, make_app, send, send_all
+from serve_http import CHAT, COMPLETIONS, HELLO, Client, make_app, send, send_all
 
 from octavo.core.errors import InvalidInput
 from octavo.serve.config import ServeConfig
@@ -109,6 +109,14 @@ def test_a_stream_leaves_all_its_times() -> None:
     assert found["octavo:core_seconds_total{tenant=ann}"] == 2.0
     assert found["octavo:engine_inter_token_latency_seconds_count{}"] == 4
     assert found["octavo:active_requests{}"] == 0
+
+
+def test_what_is_written_before_the_first_token_is_no_token() -> None:
+    app, who = make_app(Measuring()), "priority=normal,tenant=none"
+    asyncio.run(Client(app, CHAT, {**HELLO, "max_tokens": 4, "stream": True}).run())  # begins with a role
+    found = scrape(app)
+    assert found[f"octavo:first_token_part_seconds_sum{{part=network,{who}}}"] >= 0.0
+    assert found[f"octavo:socket_inter_token_latency_seconds_count{{{who}}}"] == 3
 
 
 def test_parts_add_up_to_the_first_byte_written() -> None:
