@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 import pytest
-from engine_harness import make_core, make_request
-from hypothesis import given
+from engine_harness import make_core, make_request, tiny_parts
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo.core.events import EventKind
 from octavo.core.params import SamplingParams
 from octavo.engine.histogram import Histogram
+from octavo.engine.output import OutputRouter, merge_deltas
 from octavo.engine.stats import engine_stats
 from octavo.engine.tenants import MAX_METRIC_TENANTS, CoreSeconds, TenantLabels
 from octavo.serve.metric_table import METRICS
@@ -61,7 +62,8 @@ def test_what_is_shared_reaches_the_counters_while_the_batch_stays() -> None:
     assert costs.by_label["ann"] > 900.0
 
 
-@given(st.lists(st.text(max_size=3), max_size=200))
+@given(st.lists(st.integers(-1, 60).map(lambda number: "" if number < 0 else f"key {number}"), max_size=200))
+@example([f"key {number}" for number in range(60)])
 def test_tenants_have_boundedly_many_labels(tenants: list[str]) -> None:
     labels = TenantLabels()
     seen = [labels.seat(tenant) for tenant in tenants]
@@ -123,6 +125,20 @@ def test_an_end_says_what_the_request_cost() -> None:
     busy = sum(step.ended - step.started for step in core.metrics.steps)
     assert sum(cost for _, cost in ends.values()) == pytest.approx(busy * core.metrics.costs.cores)
     assert core.metrics.totals()["core_seconds/ann"] == pytest.approx(busy * core.metrics.costs.cores)
+
+
+def test_readers_get_both_accounts() -> None:
+    core = make_core("llama")
+    router, request = OutputRouter(core, tiny_parts("llama").tokenizer), make_request("r", (1, 2), SamplingParams())
+    core.submit(request, 0.0)
+    router.open(request)
+    deltas = []
+    while core.has_work:
+        deltas += router.take(core.step(0.0))
+    assert [bool(delta.first) for delta in deltas] == [True] + [False] * (len(deltas) - 1)
+    assert [bool(delta.spent) for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    merged = merge_deltas(deltas)
+    assert merged.first == deltas[0].first and merged.spent == deltas[-1].spent
 
 
 def test_every_statistic_is_a_metric_and_every_metric_a_statistic() -> None:
