@@ -154,7 +154,7 @@ $(VENV)/.cmake: | $(BIN)/python
 
 # A machine without a compiler is told so here, once; a source that does not compile is an error.
 $(VENV)/.native: $(NATIVE_SOURCES) | $(VENV)/.cmake
-	@echo 'building the native library'
+	@echo 'building the native library: a few minutes the first time'
 	@$(NATIVE_BUILD) >$(VENV)/native.log || { status=$$?; cat $(VENV)/native.log; test $$status -eq 3; }
 	@touch $@
 
