@@ -28,7 +28,7 @@ def text_of(page: Path) -> str:
 def anchors(page: Path) -> set[str]:
     """The names of a page's headings, as the hub makes them."""
     headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.strip()).lower().replace(" ", "-") for heading in headings}
 
 
 def code_of(page: Path) -> Iterator[str]:
