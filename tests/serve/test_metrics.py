@@ -6,9 +6,10 @@ import asyncio
 import json
 import logging
 import re
+import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -22,7 +23,7 @@ from serve_http import CHAT, COMPLETIONS, HELLO, Client, make_app, send, send_al
 from octavo.core.errors import InvalidInput
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError
-from octavo.serve.logs import JsonFormatter, set_up_logging
+from octavo.serve.logs import JsonFormatter
 from octavo.serve.metric_table import METRICS
 from octavo.serve.metrics import Metrics, failure_class
 from octavo.serve.tracing import Tracing, tracing_to
@@ -197,28 +198,18 @@ def test_a_request_is_one_line_of_json_without_its_text(caplog: pytest.LogCaptur
     assert not [line for line in lines if SECRET.upper() in line.upper() or "\n" in line]
 
 
-@pytest.fixture
-def loggers() -> Iterator[None]:
-    """Logging as it was, afterwards."""
-    names = ("", "octavo.requests", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
-    before = {name: logging.getLogger(name).level for name in names}
-    handlers = logging.getLogger().handlers
-    yield
-    logging.getLogger().handlers = handlers
-    for name, level in before.items():
-        logging.getLogger(name).setLevel(level)
-
-
 @pytest.mark.parametrize(
     ("style", "level", "shown"), [("json", "warning", True), ("text", "warning", False), ("text", "info", True)]
 )
-def test_lines_for_requests_come_with_json_or_with_info(
-    style: str, level: str, shown: bool, loggers: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_up_logging(ServeConfig(log_format=style, log_level=level))
-    stream(make_app(Measuring()), {"prompt": SECRET, "request_id": "mine"})
-    logging.getLogger("octavo.serve").error("two\nlines")
-    lines = capsys.readouterr().err.splitlines()
+def test_lines_for_requests_come_with_json_or_with_info(style: str, level: str, shown: bool) -> None:
+    program = (
+        "import logging; from octavo.serve.config import ServeConfig;"
+        "from octavo.serve.logs import log_request, set_up_logging;"
+        f"set_up_logging(ServeConfig(log_format={style!r}, log_level={level!r}));"
+        "log_request({'request_id': 'mine'}); logging.getLogger('octavo.serve').error('two\\nlines')"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = told.stderr.splitlines()
     assert any("mine" in line for line in lines) == shown
     if style == "json":
         assert [json.loads(line)["message"] for line in lines] == ["request", "two\nlines"]

@@ -169,7 +169,7 @@ def test_a_second_signal_ends_everything_at_once() -> None:
             server.process.send_signal(signal.SIGINT)
             assert server.process.wait(10) == 0
 
-        asyncio.run(flood(server.url, 30, end))
+        asyncio.run(flood(server.url, 90, end))
         assert not any(is_running(pid) for pid in left)
 
 
