@@ -210,7 +210,8 @@ class Planner:
             branch = queue.popleft()
             gang, before = members(branch), draft.num_other_tokens
             tried.add(branch.key)
-            if self.policy.sheds and self._shed(branch, draft.now):
+            ended = not branch.is_live  # with another choice of its request
+            if ended or (self.policy.sheds and self._shed(branch, draft.now)):
                 continue
             if len(gang) > self.roster.num_free_slots:
                 return
