@@ -127,6 +127,34 @@ def test_every_stream_goes_on_when_the_engine_is_killed_or_stands_still() -> Non
         assert [line for line in server.output if "has ended" in line] == ["engine has ended with -9\n"] * 2
 
 
+SHIM = str(Path(__file__).resolve().parents[1] / "faults" / "shim")
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Servers started here can be told to fail: what is given back does so, by seat, fault and number."""
+    monkeypatch.setenv("OCTAVO_FAULTS", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SHIM, os.environ.get("PYTHONPATH", "")]))
+
+    def inject(server: LiveServer, seat: str, fault: str, value: float) -> None:
+        (tmp_path / str(children(server.process.pid)[seat])).write_text(f"{fault} {value}")
+        strike(server, seat, signal.SIGUSR1)
+
+    return inject
+
+
+def test_an_engine_whose_step_hangs_is_started_anew(faults: Any) -> None:
+    with live_server(*COMPACT, "--silence-timeout", "0.7", "--step-timeout", "1.5") as server:
+        undisturbed = asyncio.run(all_streams(server.url))
+        before = children(server.process.pid)["engine"]
+        assert asyncio.run(all_streams(server.url, partial(faults, server, "engine", "hang", 1.2))) == undisturbed
+        assert children(server.process.pid)["engine"] == before
+        assert asyncio.run(all_streams(server.url, partial(faults, server, "engine", "hang", 600.0))) == undisturbed
+        until(lambda: is_healthy(server.url))
+        assert children(server.process.pid)["engine"] != before
+        assert [line for line in server.output if "has ended" in line] == ["engine has ended with -9\n"]
+
+
 async def flood(url: str, requests: int, between: Any) -> None:
     """More requests than are run at once; `between` is done once the first one has said something."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.core.admission import Limits
@@ -74,6 +74,7 @@ class ServeConfig:
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")
     ready_timeout: float = _flag(30.0, "Seconds without a step, while there is work, after which it is not ready.")
     silence_timeout: float = _flag(30.0, "Seconds without a sign of life, after which a process is started anew.")
+    step_timeout: float = _flag(120.0, "Seconds in one step, above the longest, after which an engine is started anew.")
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave an answer unread before it is cut.")
     max_connections: int = _flag(1024, "Most open connections.")
     shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
@@ -108,14 +109,7 @@ class ServeConfig:
         if not 0 <= self.max_first_token_s < float("inf"):
             raise InvalidInput("max_first_token_s", self.max_first_token_s, "give a finite number of seconds, or 0")
         parse_size(self.max_request_memory, "max_request_memory")
-        for name in (
-            "body_timeout",
-            "request_timeout",
-            "ready_timeout",
-            "silence_timeout",
-            "stall_timeout",
-            "shutdown_timeout",
-        ):
+        for name in (each.name for each in fields(self) if each.name.endswith("_timeout")):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")
 

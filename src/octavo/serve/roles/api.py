@@ -73,7 +73,10 @@ class _FrontEnd:
         settings = self.child.settings
         draw_seed = seed_source(settings.engine.seed)
         tokenizer = load_tokenizer(facts.source)
-        self.engine = RemoteEngine(facts, tokenizer, settings.seat, send=self._say, draw_seed=draw_seed)
+        patience = settings.server.step_timeout
+        self.engine = RemoteEngine(
+            facts, tokenizer, settings.seat, send=self._say, draw_seed=draw_seed, patience=patience
+        )
         app = create_app(self.engine, settings.server, policy=settings.engine.policy)
         self.server = HttpServer(uvicorn_config(app, settings.server))
         gc.collect()

@@ -63,6 +63,7 @@ class Child:
         self.control = connected(self.context, self.folder, CONTROL, self.epoch)
         self.link: Link[ToSupervisor, ToChild] = Link(ToChild)
         self.progress: float | None = None  # when the main thread last came round, if it says so
+        self.patience = settings.silence  # seconds that it may take to come round again
         self._ended = threading.Event()
 
     def say(self, line: str) -> None:
@@ -93,7 +94,7 @@ class Child:
     def _beat(self) -> None:
         socket = connected(self.context, self.folder, CONTROL, self.epoch, b"B")
         while not self._ended.wait(self.settings.beat):
-            if self.progress is not None and time.monotonic() - self.progress > self.settings.silence:
+            if self.progress is not None and time.monotonic() - self.progress > self.patience:
                 continue  # the main thread hangs
             socket.send_multipart(self.link.pack(Beat(), self.epoch), zmq.NOBLOCK)
         socket.close()

@@ -53,6 +53,7 @@ def run_engine(child: Child) -> int:
     gc.freeze()
     gc.disable()
     process = _EngineProcess(child, loaded)
+    child.patience = child.settings.server.step_timeout
     child.ready(_facts(loaded))
     process.run()
     return 0
@@ -98,6 +99,7 @@ class _EngineProcess:
             self.router.close()
 
     def _turn(self) -> None:
+        self.child.progress = time.monotonic()
         if not self.core.has_work:
             self._rest()
         self._listen()

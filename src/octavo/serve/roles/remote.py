@@ -20,14 +20,14 @@ from octavo.serve.links.messages import EngineFacts, Explain, Explained, FromEng
 __all__ = ["RemoteEngine"]
 
 _EXPLAIN_WITHIN = 30.0  # seconds
-_STUCK_AFTER = 120.0  # seconds with work and without a word from the engine
 
 
 class RemoteEngine:
     """An engine in another process. All of it is used in one event loop, but `stats` and `health_problem`.
 
     ``send`` takes a message to the engine that `engine_up` named last. ``draw_seed`` gives the seed of a request
-    without one: it is drawn here, so that whichever engine goes on with the request has it.
+    without one: it is drawn here, so that whichever engine goes on with the request has it. An engine that has work
+    and says nothing for ``patience`` seconds is stuck.
     """
 
     def __init__(
@@ -38,12 +38,13 @@ class RemoteEngine:
         *,
         send: Callable[[ToEngine], None],
         draw_seed: Callable[[], int],
+        patience: float,
     ) -> None:
         self.facts = facts
         self.tokenizer = tokenizer
         self.side = ApiSide(seat)
         self.clock = time.monotonic
-        self._send, self._draw_seed = send, draw_seed
+        self._send, self._draw_seed, self._patience = send, draw_seed, patience
         self._router = OutputRouter(self.side, tokenizer)
         self._mailboxes: dict[str, Mailbox] = {}
         self._heard = self.clock()
@@ -195,8 +196,8 @@ class RemoteEngine:
         """None while there is an engine that makes progress; otherwise what is wrong."""
         if not self.side.engine:
             return "the engine has died and is being started again"
-        if self.side.num_open and self.clock() - self._heard > _STUCK_AFTER:
-            return f"the engine has said nothing for {_STUCK_AFTER:.0f} s"
+        if self.side.num_open and self.clock() - self._heard > self._patience:
+            return f"the engine has said nothing for {self._patience:g} s"
         return None
 
     # -- inside
