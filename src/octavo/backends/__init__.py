@@ -1,5 +1,7 @@
 """The ops and who runs them: `reference` (standard library, the oracle), `numpy`, and `native` (compiled programs).
 
+`null` runs nothing: it is for measuring all the rest, and only who names it gets it.
+
 A backend is looked up by name and imported only then, so that this package stays free of third-party imports.
 """
 
@@ -24,6 +26,8 @@ BACKENDS: dict[str, tuple[str, tuple[str, ...]]] = {
 COMPILED: dict[str, tuple[str, tuple[str, ...]]] = {
     "native": ("octavo.backends.native_backend:NativeBackend", ("numpy",)),
 }
+
+STAND_INS: dict[str, tuple[str, tuple[str, ...]]] = {"null": ("octavo.backends.null_backend:NullBackend", ())}
 
 
 def available_backends() -> tuple[str, ...]:
@@ -57,14 +61,14 @@ def create_backend(name: str, **options: Any) -> Any:
 
             mention_once()
     known = BACKENDS | COMPILED
-    if name not in known:
+    if name not in known and name not in STAND_INS:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise InvalidInput("backend", name, f"{hint}known: {', '.join(known)} or auto")
-    path, needs = known[name]
+    path, needs = (known | STAND_INS)[name]
     for module in needs:
         if importlib.util.find_spec(module) is None:
             raise InvalidInput("backend", name, f"it needs the package {module}: pip install {module}")
     module_name, _, class_name = path.partition(":")
     made = getattr(importlib.import_module(module_name), class_name)
-    return made(**options) if name in COMPILED else made()
+    return made() if name in BACKENDS else made(**options)

@@ -43,7 +43,7 @@ __all__ = ["run_engine"]
 _NAP_MS = 1  # between steps that found nothing to run (a prefix is waited for)
 _STATS_EVERY = 0.25  # seconds
 _COLLECT_AFTER = 256  # requests that have ended since
-_EXACT = ("native", "reference")  # backends whose tokens are the same wherever they are drawn
+_EXACT = ("native", "reference", "null")  # backends whose tokens are the same wherever they are drawn
 
 
 def run_engine(child: Child) -> int:

@@ -1,0 +1,56 @@
+"""The null model answers what `null_tokens` says, whatever the engine does with pages, and notices foreign ones."""
+
+from __future__ import annotations
+
+from array import array
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.backends.null_backend import null_tokens
+from octavo.core.params import SamplingParams
+from octavo.engine.llm import LLM
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+TOKENS = st.integers(3, 55)
+
+
+def llm(model: str = "tiny_model.json", **options: Any) -> LLM:
+    options = {"backend": "null", "audit": True, "page_size": 4, **options}
+    return LLM(str(FIXTURES / model), say=lambda line: None, **options)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.lists(TOKENS, min_size=1, max_size=20)), min_size=1, max_size=8),
+    st.integers(1, 30),
+    st.sampled_from((2, 7, 256)),
+    st.sampled_from(("12KiB", "1MiB")),
+    st.sampled_from((None, 5)),
+)
+def test_every_token_is_foretold(
+    asked: list[tuple[int, list[int]]], count: int, chunk: int, memory: str, seed: int | None
+) -> None:
+    """With shared beginnings, prompts in pieces, and too few pages for all of them at once."""
+    prompts = [[1, *[3 + prefix] * 9, *rest] for prefix, rest in asked]
+    drawn = {"temperature": 0.0} if seed is None else {"seed": seed}
+    params = SamplingParams(max_tokens=count, **drawn)
+    engine = llm(max_prefill_chunk=chunk, kv_memory=memory, max_seq_len=64)
+    for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True):
+        assert output.outputs[0].token_ids == list(islice(null_tokens(prompt, 56, (2,), seed), count))
+
+
+@pytest.mark.parametrize("model", ["tiny_model.json", "tiny_two_groups.json"])
+def test_a_page_of_somebody_else_is_noticed(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, params = [1, *range(4, 30)], SamplingParams(max_tokens=9, temperature=0.0)
+    right = llm(model).generate([prompt], params)[0].outputs[0]
+    engine = llm(model)
+    engine.generate([prompt], params)
+    pool = engine.loaded.core.kv.store
+    pool.hashes[:] = array("Q", [7]) * len(pool.hashes)  # the cache hands these out
+    wrong = engine.generate([prompt], params)[0].outputs[0]
+    assert wrong.error or wrong.token_ids != right.token_ids
