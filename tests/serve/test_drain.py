@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from live_server import LiveServer, live_server
 
@@ -42,9 +43,27 @@ def test_what_is_open_is_answered_and_a_second_signal_ends_at_once(
             client, held = half_sent(server), half_sent(server)
             server.process.send_signal(signal.SIGTERM)
             assert manager.recv(100) == b"STOPPING=1"
+            late = httpx.post(f"{server.url}/v1/completions", content=BODY, timeout=5)
+            assert (late.status_code, late.headers["connection"]) == (503, "close")
+            assert httpx.get(f"{server.url}/health/ready", timeout=5).status_code == 503
             client.sendall(BODY)
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
             assert server.process.poll() is None  # for the other's sake
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(20) == 0
             assert not held.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("layout", ["single", "compact"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_is_open_at_the_limit_ends_with_an_error(layout: str, number: int) -> None:
+    flags = ("--layout", layout, "--backend", "reference", "--max-running-requests", "1", "--shutdown-timeout", "0.5")
+    with live_server(TINY, *flags) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+        body = {"prompt": "ab", "n": 64, "max_tokens": 100, "ignore_eos": True}
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            server.process.send_signal(number)
+            told = [line for line in lines if line]
+        assert '"code":"draining"' in told[-2].replace(" ", "") and told[-1] == "data: [DONE]"
+        assert server.process.wait(10) == 0

@@ -153,7 +153,7 @@ def test_the_engine_is_asked_once_for_all_and_by_nobody_when_nobody_watches() ->
         for watcher in watchers[:8]:
             watcher.leave()
         await asyncio.gather(*tasks[:8])
-        app.state.front.end_watching()  # the server stops
+        app.state.front.leave()  # the server stops
         await asyncio.gather(*tasks)
         assert not app.state.front.watchers
         looks = engine.looks

@@ -77,7 +77,7 @@ class ServeConfig:
     step_timeout: float = _flag(120.0, "Seconds in one step, above the longest, after which an engine is started anew.")
     stall_timeout: float = _flag(30.0, "Seconds that a client may leave an answer unread before it is cut.")
     max_connections: int = _flag(1024, "Most open connections.")
-    shutdown_timeout: float = _flag(5.0, "Seconds given to open requests at shutdown before they are cut.")
+    shutdown_timeout: float = _flag(30.0, "Seconds given to open requests at shutdown before they are cut.")
     log_level: str = _flag("warning", "What the server logs: critical, error, warning, info, debug or trace.")
     log_format: str = _flag("text", "Log lines as text, or as json with one for each request at its end.")
     otlp_endpoint: str = _flag(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import time
 import uuid
@@ -100,15 +101,22 @@ class Front:
         self.quotas = Quotas()
         self.tracing = tracing_to(config.otlp_endpoint, self.model)
         self.draining = False
+        self._leaving = math.inf  # when the server began to stop
         self.started = int(time.time())
         self.watchers: set[asyncio.Event] = set()  # of the live view; set: it ends
         self._unseen: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
 
-    def end_watching(self) -> None:
-        """The server stops: whoever only looks on does not hold it up."""
+    def leave(self) -> None:
+        """The server stops: who comes from now on is refused, and whoever only looks on does not hold it up."""
+        self._leaving = time.monotonic()
         for over in self.watchers:
             over.set()
+
+    def cut(self) -> None:
+        """It waits no longer: what is open ends with an error."""
+        for job in self.ledger.jobs():
+            job.end(ApiError(503, "The server stops; send the request again, elsewhere.", code="draining"))
 
     def close(self) -> None:
         """Nothing more will be asked."""
@@ -183,7 +191,7 @@ class Front:
 
     def refuses_now(self) -> str | None:
         """Why a small request of nobody in particular would not be let in now; None if it would."""
-        if self.draining:
+        if self.draining or self._leaving < math.inf:
             return _DRAINING
         refusal = self.admission.refusal(Ask("", 1))
         return None if refusal is None else refusal.message
@@ -219,7 +227,7 @@ class Front:
             raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
         if order.body.priority and "priority" not in self.policy.split(","):
             note(order.warnings, "priority", _NO_PRIORITY)
-        if self.draining:
+        if self.draining or http.scope[_ARRIVED] > self._leaving:
             raise ApiError(503, _DRAINING, code="draining", headers={"Retry-After": "5"})
         request_id, tenant, key = request_id_of(http, order.body.request_id), self.tenant(http), http.scope.get(KEY)
         places.enter_context(self.quotas.inside(key))

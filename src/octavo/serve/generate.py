@@ -53,8 +53,12 @@ class Job:
     def cancel(self) -> None:
         """End it with an error, now or as soon as it runs."""
         self.cancelled = True
+        self.end(ApiError(409, "The request was cancelled.", code="cancelled"))
+
+    def end(self, error: ApiError) -> None:
+        """End it with an error, if it runs."""
         if self.interrupt is not None:
-            self.interrupt(ApiError(409, "The request was cancelled.", code="cancelled"))
+            self.interrupt(error)
 
     def usage(self) -> Usage:
         """Tokens so far."""

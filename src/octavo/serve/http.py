@@ -15,6 +15,8 @@ from octavo.serve.connection import BoundedConnection
 __all__ = ["HttpServer", "run_loop", "uvicorn_config"]
 
 BACKLOG = 1024  # connections that wait to be accepted
+_CLOSE = (b"connection", b"close")
+_LAST_WORDS = 1.0  # seconds in which what is cut may say so
 
 
 def run_loop(main: Any) -> Any:
@@ -29,13 +31,34 @@ def run_loop(main: Any) -> Any:
 class HttpServer(uvicorn.Server):
     """uvicorn's server, told to stop by whoever hears the signals: a clean end is no death by signal."""
 
+    _leaving: asyncio.Future[None] | None = None
+
     def stop(self) -> None:
-        """Stop; asked again, stop at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        """Answer who is inside, refuse who comes, then stop; asked again, stop at once."""
         front = getattr(getattr(self.config.app, "state", None), "front", None)
-        if front is not None:
-            front.end_watching()
+        if front is not None and self.started and self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave(front))
+            return
+        self.force_exit = self._leaving is not None
+        self.should_exit = True
+
+    async def _leave(self, front: Any) -> None:
+        front.leave()
+        self.config.encoded_headers.append(_CLOSE)  # of every answer from now on
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+        await self._quiet(front.config.shutdown_timeout)
+        front.cut()
+        await self._quiet(_LAST_WORDS)
+        self.should_exit = True
+
+    async def _quiet(self, seconds: float) -> None:
+        """Wait until nothing is open and all is sent, so long at most."""
+        state, loop = self.server_state, asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while loop.time() < end and (
+            state.tasks or any(each.transport.get_write_buffer_size() for each in state.connections)
+        ):
+            await asyncio.sleep(0.02)
 
     def capture_signals(self) -> Any:
         """Signals are heard elsewhere."""
@@ -54,5 +77,5 @@ def uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
         limit_concurrency=config.max_connections,
         backlog=BACKLOG,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(config.shutdown_timeout)),
+        timeout_graceful_shutdown=1,  # `HttpServer.stop` has waited
     )

@@ -39,6 +39,10 @@ class Ledger:
         """Requests that run."""
         return len(self._running)
 
+    def jobs(self) -> list[Job]:
+        """What the engine has been asked for."""
+        return [entry.job for entry in self._running.values() if entry.job is not None]
+
     @contextmanager
     def running(self, owner: str, request_id: str) -> Iterator[Entry]:
         """Keep an id for one request while the block runs. Raises ``ApiError`` 409."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from octavo.serve.app import create_app
 from octavo.serve.config import ServeConfig
 from octavo.serve.http import HttpServer, run_loop, uvicorn_config
 from octavo.serve.notify import READY, STOPPING, notify
+from octavo.serve.signals import ending_signals
 
 __all__ = ["serve_single"]
 
@@ -85,12 +85,12 @@ def _load(config: EngineConfig, say: Callable[[str], None], result: asyncio.Futu
 
 
 class _Stop:
-    """SIGINT and SIGTERM, heard from the beginning, whatever is going on."""
+    """The signals that end a server, heard from the beginning, whatever is going on."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self._action: Callable[[], None] | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._hear)
 
     def then(self, action: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from octavo.serve.links.messages import ApiGone, Beat, Drain, EngineFacts, EngineGone, EngineUp, Failed, Ready, ToChild
 
-__all__ = ["End", "Kill", "Rules", "Start", "Supervision", "Tell"]
+__all__ = ["ENGINE", "End", "Kill", "Rules", "Start", "Supervision", "Tell"]
 
 ENGINE = "engine"
 

@@ -23,7 +23,7 @@ from octavo.core.errors import InvalidInput, OctavoError
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.links.messages import Link, ProtocolError, ToChild, ToSupervisor
-from octavo.serve.links.supervision import End, Kill, Rules, Start, Supervision, Tell
+from octavo.serve.links.supervision import ENGINE, End, Kill, Rules, Start, Supervision, Tell
 from octavo.serve.notify import READY, STOPPING, notify
 from octavo.serve.roles.child import Settings
 from octavo.serve.roles.sockets import (
@@ -35,6 +35,7 @@ from octavo.serve.roles.sockets import (
     private_folder,
     receive,
 )
+from octavo.serve.signals import ending_signals
 from octavo.serve.words import complain
 
 __all__ = ["serve_compact"]
@@ -195,7 +196,7 @@ class _Supervisor:
         except BlockingIOError:
             return
         for number in numbers:
-            if number in (signal.SIGINT, signal.SIGTERM):
+            if number in ending_signals():
                 notify(STOPPING)
                 self.plan.drain(time.monotonic())
 
@@ -208,6 +209,8 @@ class _Supervisor:
                 _close(child)
                 seat = self._seats.pop(epoch)
                 expected = self.plan.is_ending
+                if expected and seat != ENGINE:
+                    self.shop.listener.close()  # nobody will answer: say so
                 self.plan.exited(epoch, code, time.monotonic())
                 if not expected and not self._has_reason():
                     complain(f"{seat} has ended with {code}")
@@ -231,8 +234,8 @@ def _close(child: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _wakeup() -> Iterator[socket.socket]:
-    """A socket that gets the number of each signal as it comes: SIGINT, SIGTERM, and that a child has ended."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    """A socket that gets the number of each signal as it comes: those that end a server, and that a child has ended."""
+    numbers = (*ending_signals(), signal.SIGCHLD)
     ears, mouth = socket.socketpair()
     ears.setblocking(False)
     mouth.setblocking(False)
