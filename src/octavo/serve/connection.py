@@ -1,6 +1,9 @@
 """One HTTP connection with bounded headers (in bytes, in number and in time) and a bounded patience with its reader.
 
 Bodies are bounded in `body.py`.
+
+A client that has closed its end may be gone or may still read: both look alike until something is sent to it. So it is
+sent what means nothing (an interim answer, a comment in a stream), and whoever is gone refuses that.
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from octavo.serve.config import ServeConfig
+from octavo.serve.dialects import NOTHING
 from octavo.serve.errors import ApiError
+from octavo.serve.tcp import files_left, has_left, watch_peer
 
 __all__ = ["BoundedConnection"]
 
 _HEADER_BYTES = 32 << 10
 _HEADER_COUNT = 64
-_HEADER_SECONDS = 10.0
+_SPARE = 32  # connections, and files, beyond the limit: those who are told so
+_LOOK_EVERY = 0.05  # seconds between looks at who has closed its end
 _log = logging.getLogger(__name__)
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
@@ -29,27 +36,70 @@ class BoundedConnection(HttpToolsProtocol):
     reader for ever.
     """
 
-    stall_timeout = 30.0
+    limits = ServeConfig()
 
     @classmethod
-    def with_stall_timeout(cls, seconds: float) -> type[BoundedConnection]:
-        """This class with another patience."""
-        return type(cls.__name__, (cls,), {"stall_timeout": seconds})
+    def with_limits(cls, limits: ServeConfig) -> type[BoundedConnection]:
+        """This class with the limits of a server."""
+        return type(cls.__name__, (cls,), {"limits": limits})
 
     def connection_made(self, transport: Any) -> None:
         """The client has connected: its first request's head is due."""
         super().connection_made(transport)
+        self._socket = transport.get_extra_info("socket")
+        watch_peer(self._socket, self.limits.peer_timeout)
+        self._half_closed: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._in_head = True
         self._clock: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._arm()
+        self._find_room()
+
+    def _find_room(self) -> None:
+        """One too many is told so when it asks, and cut where there is no room even for that."""
+        left = min(self.limits.max_connections - len(self.server_state.connections), files_left(self._socket) - _SPARE)
+        if left < -_SPARE:
+            self.transport.abort()
+        elif left < 0:
+            self.app = _full
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._disarm()
         self._unwatch()
+        if self._half_closed is not None:
+            self._half_closed.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> Any:
+        """The client sends no more: if it has a whole request open, it may still read. True: keep our end open."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self._in_head:
+            return False
+        if cycle.scope["http_version"] != "1.1" or has_left(self._socket) is None:
+            return False  # it can be told nothing, or the system does not say who left
+        cycle.keep_alive = False
+        self._ask_whether_there()
+        self._look_whether_there()
+        return True
+
+    def _ask_whether_there(self) -> None:
+        """Send what means nothing."""
+        scope: Any = self.cycle.scope
+        nothing = scope.get(NOTHING, b"")
+        if self.pipeline:
+            return  # the answer to an earlier request is on its way, and tells as much
+        if not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif nothing and self.cycle.chunked_encoding:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(nothing), nothing))
+
+    def _look_whether_there(self) -> None:
+        if has_left(self._socket):
+            self.transport.abort()
+        else:
+            self._half_closed = self.loop.call_later(_LOOK_EVERY, self._look_whether_there)
 
     def pause_writing(self) -> None:
         """The reader is slow: look later whether it reads at all."""
@@ -109,7 +159,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _arm(self) -> None:
         if self._clock is None:
-            self._clock = self.loop.call_later(_HEADER_SECONDS, self._late)
+            self._clock = self.loop.call_later(self.limits.header_timeout, self._late)
 
     def _disarm(self) -> None:
         if self._clock is not None:
@@ -119,7 +169,7 @@ class BoundedConnection(HttpToolsProtocol):
     def _watch(self) -> None:
         unread = self.transport.get_write_buffer_size()
         if self._unread is None and unread:
-            self._unread = self.loop.call_later(self.stall_timeout, self._look_again, unread)
+            self._unread = self.loop.call_later(self.limits.stall_timeout, self._look_again, unread)
 
     def _unwatch(self) -> None:
         if self._unread is not None:
@@ -129,13 +179,13 @@ class BoundedConnection(HttpToolsProtocol):
     def _look_again(self, before: int) -> None:
         self._unread = None
         if self.transport.get_write_buffer_size() >= before:
-            _log.warning("a client left its answer unread for %g s: cut", self.stall_timeout)
+            _log.warning("a client left its answer unread for %g s: cut", self.limits.stall_timeout)
             self.transport.abort()
         else:
             self._watch()
 
     def _late(self) -> None:
-        self._refuse(408, f"The header was not complete after {_HEADER_SECONDS:g} s.")
+        self._refuse(408, f"The header was not complete after {self.limits.header_timeout:g} s.")
 
     def _refuse(self, status: int, message: str) -> None:
         if self.transport.is_closing():
@@ -144,3 +194,11 @@ class BoundedConnection(HttpToolsProtocol):
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + bytes(body))
         self.transport.close()
+
+
+async def _full(scope: Any, receive: Any, send: Any) -> None:
+    """The application of a connection for which there is no place."""
+    headers = {"Connection": "close", "Retry-After": "1"}
+    message = "The server has as many connections as it can; try again later."
+    refusal = ApiError(503, message, code="too_many_connections", headers=headers)
+    await refusal.response()(scope, receive, send)

@@ -12,9 +12,10 @@ from starlette.responses import Response
 from octavo.serve.errors import ApiError
 from octavo.serve.names import Warnings, warning_headers
 
-__all__ = ["DONE", "OPENAI", "Dialect", "event", "json_response", "named_event", "warned"]
+__all__ = ["DONE", "NOTHING", "OPENAI", "Dialect", "event", "json_response", "named_event", "warned"]
 
 DONE = b"data: [DONE]\n\n"
+NOTHING = "octavo.nothing"  # where the scope of a stream has what its dialect calls `nothing`
 
 
 def event(value: object) -> bytes:
@@ -41,7 +42,8 @@ def warned(answer: dict[str, Any], warnings: Warnings) -> Response:
 
 @dataclass(frozen=True)
 class Dialect:
-    """`error_body` is the JSON of an error, `frame` wraps one in a stream, `end` closes every stream.
+    """`error_body` is the JSON of an error, `frame` wraps one in a stream, `end` closes every stream,
+    `nothing` may stand between two frames without a meaning.
 
     `theirs` maps our name of a parameter to this API's, for errors that blame one.
     """
@@ -50,6 +52,7 @@ class Dialect:
     frame: Callable[[Any], bytes]
     media_type: str = "text/event-stream; charset=utf-8"
     end: bytes = b""
+    nothing: bytes = b":\n\n"
     theirs: Mapping[str, str] = field(default_factory=dict)
 
     def error_response(self, error: ApiError) -> Any:

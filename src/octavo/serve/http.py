@@ -11,11 +11,13 @@ from starlette.applications import Starlette
 
 from octavo.serve.config import ServeConfig
 from octavo.serve.connection import BoundedConnection
+from octavo.serve.tcp import raise_file_limit
 
 __all__ = ["HttpServer", "run_loop", "uvicorn_config"]
 
 BACKLOG = 1024  # connections that wait to be accepted
 _CLOSE = (b"connection", b"close")
+_OTHER_FILES = 256  # than connections
 _LAST_WORDS = 1.0  # seconds in which what is cut may say so
 
 
@@ -67,15 +69,15 @@ class HttpServer(uvicorn.Server):
 
 def uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
     """Limits of connections."""
+    raise_file_limit(config.max_connections + _OTHER_FILES)
     return uvicorn.Config(
         app,
-        http=BoundedConnection.with_stall_timeout(config.stall_timeout),
+        http=BoundedConnection.with_limits(config),
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=config.max_connections,
         backlog=BACKLOG,
-        timeout_keep_alive=75,
+        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]
         timeout_graceful_shutdown=1,  # `HttpServer.stop` has waited
     )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from octavo.serve.dialects import Dialect
+from octavo.serve.dialects import NOTHING, Dialect
 from octavo.serve.errors import ApiError
 
 __all__ = ["EventStream", "until_disconnect"]
@@ -51,6 +51,7 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream until it ends or the client leaves."""
+        scope[NOTHING] = self._dialect.nothing
         sender = asyncio.ensure_future(self._send_all(send))
         watcher = asyncio.ensure_future(self._client_gone(receive))
         try:

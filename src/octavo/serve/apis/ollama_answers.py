@@ -36,6 +36,7 @@ OLLAMA = Dialect(
     _error_body,
     _line,
     media_type="application/x-ndjson",
+    nothing=b"",  # each line is an object
     theirs={
         **{name: f"options.{name}" for name in _OPTIONS},
         "max_tokens": "options.num_predict",
