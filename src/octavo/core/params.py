@@ -43,6 +43,7 @@ _OPTIONAL_INT_RANGES: dict[str, tuple[int, int]] = {
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
 }
+RANGES: Mapping[str, tuple[float, float]] = {**_FLOAT_RANGES, **_INT_RANGES, **_OPTIONAL_INT_RANGES}
 _BOOLS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 _ID_LISTS = {
     "stop_token_ids": MAX_STOP_IDS,

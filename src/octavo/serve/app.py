@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from octavo.serve import static
 from octavo.serve.admin import admin_listener
@@ -23,6 +24,7 @@ from octavo.serve.errors import ApiError
 from octavo.serve.front import Front, internal_error
 from octavo.serve.guard import Guard, allowed_hosts
 from octavo.serve.keys import read_keys
+from octavo.serve.openapi import document_route
 from octavo.serve.port import EnginePort
 
 __all__ = ["create_app"]
@@ -50,6 +52,7 @@ def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy:
 
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected}
     routes = [*static.routes(), *(route for api in _APIS for route in api.routes(front))]
+    routes.append(document_route(front, routes, dialect_of, keyed=bool(front.config.key_file)))
     keys = read_keys(front.config.key_file) if front.config.key_file else None
     guard = Middleware(
         Guard, keys=keys, hosts=allowed_hosts(front.config), dialect_of=dialect_of, refused=front.metrics.failed
@@ -68,11 +71,17 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown routes and methods, in our error shape."""
     if not isinstance(error, HTTPException):
         return await _unexpected(request, error)
-    allowed = dict(error.headers or {})
+    allowed = {"Allow": ", ".join(_methods(request))} if error.status_code == 405 else dict(error.headers or {})
     text = {404: "There is no such route; see docs/api.md.", 405: "This route does not take that method."}
     refusal = ApiError(error.status_code, text.get(error.status_code, error.detail), headers=allowed)
     answer: Response = dialect_of(request.url.path).error_response(refusal)
     return answer
+
+
+def _methods(request: Request) -> list[str]:
+    """What the routes of a path take, all together: the router knows the first one's alone."""
+    here = (route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE)
+    return sorted({method for route in here for method in route.methods or ()})
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from octavo.serve.errors import ApiError
+from octavo.serve.errors import ApiError, Error
 from octavo.serve.names import Warnings, warning_headers
 
 __all__ = ["DONE", "NOTHING", "OPENAI", "Dialect", "event", "json_response", "named_event", "warned"]
@@ -45,7 +45,8 @@ class Dialect:
     """`error_body` is the JSON of an error, `frame` wraps one in a stream, `end` closes every stream,
     `nothing` may stand between two frames without a meaning.
 
-    `theirs` maps our name of a parameter to this API's, for errors that blame one.
+    `theirs` maps our name of a parameter to this API's, for errors that blame one. `error_kind` is the type of
+    `error_body`.
     """
 
     error_body: Callable[[ApiError], Any]
@@ -54,6 +55,7 @@ class Dialect:
     end: bytes = b""
     nothing: bytes = b":\n\n"
     theirs: Mapping[str, str] = field(default_factory=dict)
+    error_kind: type[msgspec.Struct] = Error
 
     def error_response(self, error: ApiError) -> Any:
         """The error as an HTTP answer."""

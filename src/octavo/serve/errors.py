@@ -14,7 +14,7 @@ from starlette.responses import Response
 from octavo.core.admission import Refusal
 from octavo.core.errors import InvalidInput, shorten
 
-__all__ = ["ApiError", "from_invalid_input", "from_validation", "invalid", "refused", "safe_name"]
+__all__ = ["ApiError", "Error", "from_invalid_input", "from_validation", "invalid", "refused", "safe_name"]
 
 _KINDS = {
     400: "invalid_request_error",
@@ -28,6 +28,21 @@ _JSON_WORDS = {"int": "integer", "str": "string", "bool": "boolean", "float": "n
 _RENAMED = {"prompt_token_ids": "prompt", "token_ids": "prompt"}
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What an error says: `param` names the parameter at fault, `code` is for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of an error, in OpenAI's shape."""
+
+    error: ErrorDetail
 
 
 class ApiError(Exception):

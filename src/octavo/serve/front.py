@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,11 +49,11 @@ from octavo.serve.sse import EventStream, until_disconnect
 from octavo.serve.tracing import tracing_to
 from octavo.serve.trail import Trail
 
-__all__ = ["Encode", "Events", "Front", "Order", "Whole", "internal_error"]
+__all__ = ["REQUEST_ID", "Encode", "Events", "Front", "Order", "Whole", "internal_error"]
 
 _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _TEXT_THREADS = 2
 _ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
 _DRAINING = "The server takes no new requests now: it is being drained, or about to stop."
@@ -133,6 +133,7 @@ class Front:
     def answered(self, handler: Handler, dialect: Dialect = OPENAI) -> Handler:
         """The handler with its refusals as answers, and every answer counted."""
 
+        @wraps(handler)
         async def answer(request: Request) -> Any:
             request.scope[_ARRIVED] = time.monotonic()
             try:
@@ -162,7 +163,7 @@ class Front:
             return
         self.metrics.refused(error.code or "")
         name = request.headers.get("x-request-id", "")
-        known = name if _REQUEST_ID.fullmatch(name) else ""
+        known = name if REQUEST_ID.fullmatch(name) else ""
         self.engine.note_refusal(known, error.message, error.status, float(error.headers.get("Retry-After", "0")))
 
     async def body(self, http: Request, kind: type[_Body], names: Names = GENERATION) -> tuple[_Body, Warnings]:
@@ -310,7 +311,7 @@ def request_id_of(http: Request, named: str | None) -> str:
     chosen = named if named is not None else http.headers.get("x-request-id")
     if chosen is None:
         return uuid.uuid4().hex
-    if not _REQUEST_ID.fullmatch(chosen):
+    if not REQUEST_ID.fullmatch(chosen):
         raise invalid("request_id", "must have 1 to 128 letters, digits or any of . _ : -")
     return chosen
 

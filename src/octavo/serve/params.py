@@ -11,11 +11,11 @@ from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, from_invalid_input, invalid
 from octavo.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
-__all__ = ["sampling_params", "top_logprobs"]
+__all__ = ["BIAS_KEY", "LONGEST_DEADLINE", "MOST_PRIORITY", "sampling_params", "top_logprobs"]
 
 _COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions; chat goes up to the context
-_LONGEST_DEADLINE = 86_400e3  # ms
-_MOST_PRIORITY = 1 << 31
+LONGEST_DEADLINE = 86_400e3  # ms
+MOST_PRIORITY = 1 << 31
 _PLAIN = (
     "min_tokens",
     "n",
@@ -32,7 +32,7 @@ _PLAIN = (
     "skip_special_tokens",
 )
 _ID_LISTS = ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logprob_token_ids")
-_BIAS_KEY = re.compile(r"0|[1-9][0-9]{0,11}")  # one spelling for each id
+BIAS_KEY = re.compile(r"0|[1-9][0-9]{0,11}")  # one spelling for each id
 
 
 def sampling_params(request: CompletionRequest | ChatRequest, config: ServeConfig, vocab_size: int) -> SamplingParams:
@@ -84,10 +84,10 @@ def _check_counts(request: GenerationRequest, config: ServeConfig) -> None:
         raise invalid("n", f"must be from 1 to {config.max_choices}, not {request.n}")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "has a meaning only with stream; set stream to true or leave it out")
-    if request.deadline_ms is not None and not 1 <= request.deadline_ms <= _LONGEST_DEADLINE:
-        raise invalid("deadline_ms", f"must be from 1 to {_LONGEST_DEADLINE:.0f} milliseconds from now")
-    if request.priority is not None and not -_MOST_PRIORITY <= request.priority < _MOST_PRIORITY:
-        raise invalid("priority", f"must be from {-_MOST_PRIORITY} to {_MOST_PRIORITY - 1}")
+    if request.deadline_ms is not None and not 1 <= request.deadline_ms <= LONGEST_DEADLINE:
+        raise invalid("deadline_ms", f"must be from 1 to {LONGEST_DEADLINE:.0f} milliseconds from now")
+    if request.priority is not None and not -MOST_PRIORITY <= request.priority < MOST_PRIORITY:
+        raise invalid("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY - 1}")
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= 128:
         raise invalid("cache_salt", "must have 1 to 128 characters")
 
@@ -113,7 +113,7 @@ def _stop_strings(request: GenerationRequest, config: ServeConfig) -> tuple[str,
 def _logit_bias(bias: dict[str, float], config: ServeConfig, vocab_size: int) -> dict[int, float]:
     if len(bias) > config.max_logit_bias:
         raise invalid("logit_bias", f"has {len(bias)} entries; at most {config.max_logit_bias} are allowed")
-    if not all(map(_BIAS_KEY.fullmatch, bias)):
+    if not all(map(BIAS_KEY.fullmatch, bias)):
         raise invalid("logit_bias", "each key must be a token id written in digits")
     _token_ids("logit_bias", [int(key) for key in bias], vocab_size)
     return {int(key): value for key, value in bias.items()}

@@ -17,12 +17,15 @@ from octavo.serve.port import EnginePort
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.tokenizers.base import Tokenizer
 
-__all__ = ["Prompt", "count_prompts", "decode_ids", "encode_chat_prompt", "encode_prompts", "fit_context"]
-__all__ += ["checked_messages", "ending_at_turns", "render_chat_prompt", "text_of", "token_strings"]
+__all__ = [
+    "ROLES", "VARIABLE", "Prompt", "checked_messages", "count_prompts", "decode_ids", "encode_chat_prompt",
+    "encode_prompts", "ending_at_turns", "fit_context", "longest_prompt", "render_chat_prompt", "text_of",
+    "token_strings",
+]  # fmt: skip
 
 _TEMPLATE_FIELDS = ("messages", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
 _TAKEN = ("chat_template", "documents", "runner", "tokenizer", "tools", *_TEMPLATE_FIELDS)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _NO_TEXT = (
     "tool_calls",
     "tool_call_id",
@@ -33,7 +36,7 @@ _NO_TEXT = (
     "reasoning_content",
     "thinking",
 )
-_ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant")
 _CONTEXT_CHARS = 8  # a prompt longer than this many characters a context token is refused before tokenizing
 
 
@@ -87,7 +90,7 @@ def _through_template(function: Any, request: ChatRequest, engine: EnginePort, c
 
 def _variables(given: dict[str, Any]) -> dict[str, Any]:
     """Names for the template; of those that `render_chat` takes itself, none."""
-    wrong = next((name for name in given if not _VARIABLE.fullmatch(name) or name in _TAKEN), None)
+    wrong = next((name for name in given if not VARIABLE.fullmatch(name) or name in _TAKEN), None)
     if wrong is not None:
         raise invalid("chat_template_kwargs", f"{safe_name(wrong)} is no variable that a request may set")
     return given
@@ -176,8 +179,13 @@ def _is_int(value: Any) -> bool:
     return type(value) is int
 
 
+def longest_prompt(engine: EnginePort, config: ServeConfig) -> int:
+    """Characters that a prompt may have before it is tokenized."""
+    return min(config.max_prompt_chars, _CONTEXT_CHARS * engine.max_seq_len)
+
+
 def _check_chars(param: str, count: int, engine: EnginePort, config: ServeConfig) -> None:
-    limit = min(config.max_prompt_chars, _CONTEXT_CHARS * engine.max_seq_len)
+    limit = longest_prompt(engine, config)
     if count > limit:
         message = f"has {count} characters; at most {limit} can fit the context; shorten it"
         raise invalid(param, message, code="context_length_exceeded")
@@ -196,8 +204,8 @@ def _message(where: str, raw: dict[str, Any]) -> dict[str, Any]:
         if key in _NO_TEXT and value:
             raise _bad(where, f"{key} is not supported; send the turn as text")
     role, name = raw.get("role"), raw.get("name")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise _bad(where, f"role must be one of {', '.join(_ROLES)}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise _bad(where, f"role must be one of {', '.join(ROLES)}")
     if not (name is None or isinstance(name, str)):
         raise _bad(where, "name must be a string")
     named = {} if name is None else {"name": name}

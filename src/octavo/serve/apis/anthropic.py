@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from octavo.core.params import SamplingParams
 from octavo.serve.apis.anthropic_answers import message_events, message_whole
+from octavo.serve.described import described
 from octavo.serve.dialects import Dialect, named_event, warned
 from octavo.serve.errors import ApiError
 from octavo.serve.front import Front, Order
@@ -79,12 +80,27 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     cache_salt: str | None = None
 
 
+class AnthropicDetail(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What an error says."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of an error, in Anthropic's shape."""
+
+    type: str
+    error: AnthropicDetail
+    request_id: str | None
+
+
 def _error_body(error: ApiError) -> dict[str, Any]:
     kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": None}
 
 
-ANTHROPIC = Dialect(_error_body, named_event, theirs={"stop": "stop_sequences"})
+ANTHROPIC = Dialect(_error_body, named_event, theirs={"stop": "stop_sequences"}, error_kind=AnthropicError)
 
 
 def routes(front: Front) -> list[Route]:
@@ -100,6 +116,7 @@ class _Anthropic:
     def __init__(self, front: Front) -> None:
         self._front = front
 
+    @described(MessagesRequest, names=NAMES, needs=("messages",), runs=True)
     async def messages(self, http: Request) -> Any:
         """POST /v1/messages."""
         asked, warnings = await self._front.body(http, MessagesRequest, NAMES)
@@ -111,6 +128,7 @@ class _Anthropic:
         body = _conversation(asked)
         return body, self._front.parameters(body)
 
+    @described(CountTokensRequest, names=NAMES, needs=("messages",))
     async def count_tokens(self, http: Request) -> Response:
         """POST /v1/messages/count_tokens: ``{"input_tokens"}``."""
         asked, warnings = await self._front.body(http, CountTokensRequest, NAMES)

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
+from octavo.serve.described import described
 from octavo.serve.dialects import OPENAI, event
 from octavo.serve.errors import ApiError
 from octavo.serve.front import Front
@@ -30,7 +31,9 @@ def routes(front: Front) -> list[Route]:
     """The route of this API."""
     looks = _Looks(front.engine)
 
+    @described(runs=True, gives=OPENAI.media_type)
     async def live(http: Request) -> EventStream:
+        """GET /v1/live: a stream of snapshots, as long as somebody watches."""
         if len(front.watchers) >= _MOST_WATCHERS:
             message = f"{_MOST_WATCHERS} others watch already; close one of them."
             raise ApiError(429, message, code="too_many_watchers", headers={"Retry-After": "5"})

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from octavo import __version__
 from octavo.core.params import SamplingParams
 from octavo.serve.apis.ollama_answers import OLLAMA, answer_events, answer_whole, loaded
+from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
 from octavo.serve.errors import invalid
 from octavo.serve.front import Front, Order
@@ -132,6 +133,7 @@ class _Ollama:
     def __init__(self, front: Front) -> None:
         self._front = front
 
+    @described(OllamaChat, names=NAMES, runs=True, parts={"options": (OllamaOptions, OPTIONS)})
     async def chat(self, http: Request) -> Any:
         """POST /api/chat."""
         asked, warnings = await self._front.body(http, OllamaChat, NAMES)
@@ -139,6 +141,7 @@ class _Ollama:
             return self._load(asked, "message")
         return await self._serve(http, asked, warnings, "messages")
 
+    @described(OllamaGenerate, names=NAMES, runs=True, parts={"options": (OllamaOptions, OPTIONS)})
     async def generate(self, http: Request) -> Any:
         """POST /api/generate."""
         asked, warnings = await self._front.body(http, OllamaGenerate, NAMES)
@@ -178,6 +181,7 @@ class _Ollama:
         name = self._front.model
         return {"name": name, "model": name, "modified_at": since, "size": 0, "digest": "", "details": _DETAILS}
 
+    @described(ShowRequest, names=SHOW)
     async def show(self, http: Request) -> Response:
         """POST /api/show: what is known about a model."""
         front = self._front

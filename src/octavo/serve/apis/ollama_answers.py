@@ -28,6 +28,12 @@ def _line(value: Any) -> bytes:
     return msgspec.json.encode(value) + b"\n"
 
 
+class OllamaError(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of an error, in Ollama's shape."""
+
+    error: str
+
+
 def _error_body(error: ApiError) -> dict[str, str]:
     return {"error": error.message}
 
@@ -37,6 +43,7 @@ OLLAMA = Dialect(
     _line,
     media_type="application/x-ndjson",
     nothing=b"",  # each line is an object
+    error_kind=OllamaError,
     theirs={
         **{name: f"options.{name}" for name in _OPTIONS},
         "max_tokens": "options.num_predict",

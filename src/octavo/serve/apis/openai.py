@@ -10,11 +10,13 @@ from starlette.routing import Route
 
 from octavo.serve.chat import chat_events, chat_whole
 from octavo.serve.completions import completion_events, completion_whole
+from octavo.serve.described import described
 from octavo.serve.dialects import json_response
 from octavo.serve.errors import ApiError
 from octavo.serve.front import Front, Order
+from octavo.serve.known_names import GENERATION
 from octavo.serve.prompts import count_prompts
-from octavo.serve.protocol import ChatRequest, CompletionRequest
+from octavo.serve.protocol import ChatRequest, ChatResponse, CompletionRequest, CompletionResponse
 
 __all__ = ["routes"]
 
@@ -34,6 +36,7 @@ class _OpenAI:
     def __init__(self, front: Front) -> None:
         self._front = front
 
+    @described(CompletionRequest, names=GENERATION, needs=("prompt",), runs=True, gives=CompletionResponse)
     async def completions(self, http: Request) -> Any:
         """POST /v1/completions."""
         front = self._front
@@ -43,6 +46,7 @@ class _OpenAI:
         order = Order(body, params, warnings, "cmpl-", "prompt", completion_events, completion_whole, num_prompts=count)
         return await front.serve(http, order)
 
+    @described(ChatRequest, names=GENERATION, needs=("messages",), runs=True, gives=ChatResponse)
     async def chat(self, http: Request) -> Any:
         """POST /v1/chat/completions."""
         front = self._front

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo import __version__
+from octavo.serve.described import described
 from octavo.serve.dialects import json_response
 from octavo.serve.front import Front
 
@@ -29,20 +31,33 @@ def routes(front: Front) -> list[Route]:
     ]
 
 
+class Health(Struct):
+    """Answer of the routes of health: `status` is `ok` or `unhealthy`."""
+
+    status: str
+    reason: str | None
+    model: str
+
+
+_METRICS = "text/plain; version=0.0.4"
+
+
 class _Probes:
     def __init__(self, front: Front) -> None:
         self._front = front
 
+    @described(gives=Health, unwell=(503,))
     async def live(self, http: Request) -> Response:
         """GET /health/live: 503 once the engine has work and makes no progress with it, so that it is restarted."""
         return self._answer(self._stuck())
 
+    @described(gives=Health, unwell=(503,))
     async def ready(self, http: Request) -> Response:
         """GET /health/ready, /health: 503 while a request that comes now would not be served soon."""
         return self._answer(self._stuck() or self._busy())
 
     def _answer(self, problem: str | None) -> Response:
-        body = {"status": "ok" if problem is None else "unhealthy", "reason": problem, "model": self._front.model}
+        body = Health("ok" if problem is None else "unhealthy", problem, self._front.model)
         return json_response(body, status=200 if problem is None else 503)
 
     def _stuck(self) -> str | None:
@@ -64,6 +79,7 @@ class _Probes:
         """GET /version."""
         return json_response({"version": __version__, "layout": self._front.config.resolved_layout})
 
+    @described(gives=_METRICS)
     async def metrics(self, http: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""
-        return Response(self._front.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(self._front.metrics.text(), media_type=_METRICS)

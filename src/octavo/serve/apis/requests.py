@@ -19,11 +19,13 @@ def routes(front: Front) -> list[Route]:
     """The routes of this API."""
 
     async def status(http: Request) -> Response:
+        """GET /v1/requests/{id}: what became of it."""
         key: Key | None = http.scope.get(KEY)
         owner = "" if key is None else key.name
         return json_response(front.ledger.describe(owner, http.path_params["request_id"]))
 
     async def explain(http: Request) -> Response:
+        """GET /v1/requests/{id}/explain: why it took as long as it did."""
         name = http.path_params["request_id"]
         with front.quotas.inside(http.scope.get(KEY)):
             found = await front.engine.explain(name, front.tenant(http))

@@ -20,11 +20,13 @@ from octavo.serve.apis.response_answers import (
     run_unseen,
 )
 from octavo.serve.apis.response_store import ResponseStore, StoredResponse, Turn
+from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
 from octavo.serve.errors import ApiError, invalid
 from octavo.serve.front import Front, Order
 from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, NO_TOOLS, Names, is_empty, one_of
 from octavo.serve.names import Warnings, note, translated
+from octavo.serve.params import sampling_params
 from octavo.serve.prompts import checked_messages, encode_chat_prompt
 from octavo.serve.protocol import ChatRequest
 
@@ -105,6 +107,7 @@ class _Responses:
         self._front = front
         self._store = ResponseStore(front.config.max_stored_responses, front.config.max_stored_bytes)
 
+    @described(ResponsesRequest, names=NAMES, needs=("input",), runs=True)
     async def create(self, http: Request) -> Any:
         """POST /v1/responses."""
         front = self._front
@@ -144,15 +147,19 @@ class _Responses:
         body = _conversation(asked, turns)
         return turns, body, self._front.parameters(body)
 
+    @described(ResponsesRequest, names=NAMES, needs=("input",))
     async def count(self, http: Request) -> Response:
         """POST /v1/responses/input_tokens: how many tokens a request's prompt has."""
         front = self._front
         asked, warnings = await front.body(http, ResponsesRequest, NAMES)
         front.check_model(asked.model)
         body = _conversation(asked, [*self._earlier(asked, front.tenant(http)), *_turns(asked)])
+        _check(asked, warnings)
+        await front.in_thread(sampling_params, body, front.config, front.engine.vocab_size)
         prompts = await front.in_thread(encode_chat_prompt, body, front.engine, front.config)
         return warned({"object": "response.input_tokens", "input_tokens": len(prompts[0].token_ids)}, warnings)
 
+    @described(query={"stream": {"type": "boolean", "const": False}})
     async def retrieve(self, http: Request) -> Response:
         """GET /v1/responses/{id}."""
         if http.query_params.get("stream") == "true":

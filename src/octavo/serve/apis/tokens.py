@@ -10,8 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.serve.body import read_json
-from octavo.serve.dialects import warned
+from octavo.serve.described import described
+from octavo.serve.dialects import json_response, warned
 from octavo.serve.front import Front
+from octavo.serve.known_names import GENERATION
 from octavo.serve.names import decode_request, translated
 from octavo.serve.prompts import (
     decode_ids,
@@ -67,13 +69,18 @@ def routes(front: Front) -> list[Route]:
             Route(f"{prefix}/tokenize", front.answered(api.tokenize), methods=post),
             Route(f"{prefix}/detokenize", front.answered(api.detokenize), methods=post),
         ]
-    return [*found, Route("/apply-template", front.answered(api.apply_template), methods=post)]
+    return [
+        *found,
+        Route("/apply-template", front.answered(api.apply_template), methods=post),
+        Route("/tokenizer_info", front.answered(api.info), methods=["GET"]),
+    ]
 
 
 class _Tokens:
     def __init__(self, front: Front) -> None:
         self._front = front
 
+    @described(TokenizeTextRequest, TokenizeChatRequest, names=GENERATION)
     async def tokenize(self, http: Request) -> Response:
         """POST /tokenize: ``{"prompt"}`` or ``{"messages"}`` to ``{"tokens", "count", ...}``."""
         front = self._front
@@ -96,6 +103,7 @@ class _Tokens:
         answer = {"count": len(ids), "max_model_len": front.engine.max_seq_len, "tokens": ids, "token_strs": strings}
         return warned(answer, warnings)
 
+    @described(DetokenizeRequest, names=GENERATION)
     async def detokenize(self, http: Request) -> Response:
         """POST /detokenize: ``{"tokens": [ids]}`` to ``{"prompt": text}``."""
         front = self._front
@@ -104,6 +112,15 @@ class _Tokens:
         text = await front.in_thread(decode_ids, asked.tokens, front.engine, "tokens")
         return warned({"prompt": text}, warnings)
 
+    async def info(self, http: Request) -> Response:
+        """GET /tokenizer_info: what a client that tokenizes here has to know besides."""
+        tokenizer = self._front.engine.tokenizer
+        ends = {"bos_token": tokenizer.bos_id, "eos_token": next(iter(tokenizer.eos_ids), None)}
+        told = {name: None if token is None else tokenizer.id_to_token(token) for name, token in ends.items()}
+        more = {"chat_template": tokenizer.chat_template, "model_max_length": self._front.engine.max_seq_len}
+        return json_response({**told, "pad_token": None, "vocab_size": tokenizer.vocab_size, **more})
+
+    @described(TemplateRequest, names=GENERATION)
     async def apply_template(self, http: Request) -> Response:
         """POST /apply-template: ``{"messages"}`` to ``{"prompt": text}``, as the model would read it."""
         front = self._front
