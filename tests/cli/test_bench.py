@@ -17,6 +17,7 @@ from octavo.backends import native_lib, native_measure
 from octavo.cli.main import main
 from octavo.engine import bench_cost
 from octavo.engine.bench_offline import OfflineBench, Workload
+from octavo.engine.bench_ops import OpsBench, Point
 from octavo.engine.config import EngineConfig
 from octavo.engine.loader import load_engine, load_parts
 
@@ -116,6 +117,16 @@ def test_ops_count_what_the_products_are(octavo: Any, tmp_path: Path) -> None:
         assert records["down_proj"]["format"] == "w8g64" and records["down_proj"]["bytes"] >= layers * hidden * inner
         assert records["attention"]["format"] == "int8" and records["attention"]["bytes"] > 0
         assert records["embedding"]["gb_s"] is None and records["embedding"]["share_of_peak"] is None
+
+
+def test_ops_read_pages_that_hold_something() -> None:
+    """The system backs memory that nobody wrote by one page of zeros: attention would read a cache."""
+    parts = load_parts(EngineConfig(model=TINY, backend="native", format="w8g64", kv_dtype="int8"))
+    pool: Any = OpsBench(parts, [Point(3, 1, 20), Point(1, 2, 0)], 16).pool
+    page = bytearray(pool.stored_bytes)
+    for number in range(pool.num_pages):
+        pool.save_page(number, memoryview(page))
+        assert any(page), number
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,13 @@ class OpsBench:
         self.program = self.model.open(self.pool, StepLimits(most, sequences, positions, most))
         self._seconds: dict[Point, list[dict[str, float]]] = {point: [] for point in self.points}
         self.states: list[dict[str, Any]] = []  # of the machine, just before each round
+        self._fill(max(pages) * len(groups), min(most, positions, page_size))
+
+    def _fill(self, pages: int, tokens: int) -> None:
+        """Keys and values of some tokens into every page: what was never written is read faster, from a cache."""
+        self.program.run(self._batch(Point(1, tokens, 0)))
+        written = self.num_groups  # pages of that step, the first ones
+        self.parts.backend.copy_pages(self.pool, [(page % written, page) for page in range(written, pages)])
 
     def round(self, keep: bool = True) -> None:
         """Time one step of every point; `keep` False: a warm-up."""
