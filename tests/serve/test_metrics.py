@@ -206,7 +206,7 @@ def test_lines_for_requests_come_with_json_or_with_info(style: str, level: str, 
         "import logging; from octavo.serve.config import ServeConfig;"
         "from octavo.serve.logs import log_request, set_up_logging;"
         f"set_up_logging(ServeConfig(log_format={style!r}, log_level={level!r}));"
-        "log_request({'request_id': 'mine'}); logging.getLogger('octavo.serve').error('two\\nlines')"
+        "log_request(lambda: {'request_id': 'mine'}); logging.getLogger('octavo.serve').error('two\\nlines')"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = told.stderr.splitlines()

@@ -30,6 +30,7 @@ from octavo.models.registry import build_model
 
 __all__ = ["ModelParts", "build_core", "check_tensors", "measure_swaps", "page_bytes", "parts_from_fixture"]
 
+_NAMESPACES = 1024  # that are remembered
 _NEVER_QUANTIZED = ("norm.weight", ".bias")
 
 
@@ -58,13 +59,23 @@ class ModelParts:
         """Where this model's prefixes are kept, for one tenant's salt (a string, or ``InvalidInput``)."""
         if not isinstance(salt, str):
             raise InvalidInput("cache_salt", salt, "give a string")
-        return namespace(
-            model=self.digest,
-            tokenizer=getattr(self.tokenizer, "identity", ""),
-            numerics=self.numerics_id,
-            groups=self.model.kv_groups(),
-            salt=salt,
-        )
+        found = self._namespaces.get(salt)
+        if found is None:
+            if len(self._namespaces) >= _NAMESPACES:
+                self._namespaces.clear()
+            found = self._namespaces[salt] = namespace(
+                model=self.digest,
+                tokenizer=getattr(self.tokenizer, "identity", ""),
+                numerics=self.numerics_id,
+                groups=self.model.kv_groups(),
+                salt=salt,
+            )
+        return found
+
+    @cached_property
+    def _namespaces(self) -> dict[str, str]:
+        """Those of the last salts: every request asks for one."""
+        return {}
 
 
 def build_core(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError
+from octavo.serve.interrupt import within
 
 __all__ = ["parse_json", "read_json"]
 
@@ -25,11 +27,9 @@ _IN_THREAD = 64 << 10  # bytes; a body above this would hold the event loop for 
 async def read_json(request: Request, config: ServeConfig) -> dict[str, Any]:
     """The body as a JSON object. Raises ``ApiError`` 400, 408, 413 or 415."""
     _check_headers(request)
-    try:
-        body = await asyncio.wait_for(_read(request, config.max_body_bytes), config.body_timeout)
-    except asyncio.TimeoutError as error:
-        late = f"The body was not complete after {config.body_timeout:g} s."
-        raise ApiError(408, late, code="body_timeout", headers={"Connection": "close"}) from error
+    message = f"The body was not complete after {config.body_timeout:g} s."
+    late = ApiError(408, message, code="body_timeout", headers={"Connection": "close"})
+    body = await within(config.body_timeout, partial(_read, request, config.max_body_bytes), late)
     if len(body) > _IN_THREAD:
         return await asyncio.to_thread(parse_json, body, config.max_json_depth)
     return parse_json(body, config.max_json_depth)

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import NOTHING
 from octavo.serve.errors import ApiError
+from octavo.serve.interrupt import LINE, Line
 from octavo.serve.tcp import files_left, has_left, watch_peer
 
 __all__ = ["BoundedConnection"]
@@ -49,6 +50,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._socket = transport.get_extra_info("socket")
         watch_peer(self._socket, self.limits.peer_timeout)
         self._half_closed: asyncio.TimerHandle | None = None
+        self._line = Line()
         self._head_bytes = 0
         self._in_head = True
         self._clock: asyncio.TimerHandle | None = None
@@ -71,6 +73,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._half_closed is not None:
             self._half_closed.cancel()
         super().connection_lost(exc)
+        self._line.lost()
 
     def eof_received(self) -> Any:
         """The client sends no more: if it has a whole request open, it may still read. True: keep our end open."""
@@ -129,6 +132,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
+        self.scope[LINE] = self._line  # type: ignore[literal-required]
         self._unwatch()
         self._in_head = True
 

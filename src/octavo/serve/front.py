@@ -34,6 +34,7 @@ from octavo.serve.dialects import OPENAI, Dialect, json_response
 from octavo.serve.errors import ApiError, invalid
 from octavo.serve.generate import Choice, Job, collect
 from octavo.serve.guard import KEY
+from octavo.serve.interrupt import while_there
 from octavo.serve.keys import Key
 from octavo.serve.known_names import GENERATION, Names
 from octavo.serve.ledger import Ledger
@@ -45,16 +46,18 @@ from octavo.serve.port import EnginePort
 from octavo.serve.prompts import Prompt, encode_chat_prompt, encode_prompts, ending_at_turns, fit_context
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.serve.quotas import Quotas
-from octavo.serve.sse import EventStream, until_disconnect
+from octavo.serve.sse import EventStream
 from octavo.serve.tracing import tracing_to
 from octavo.serve.trail import Trail
 
-__all__ = ["REQUEST_ID", "Encode", "Events", "Front", "Order", "Whole", "internal_error"]
+__all__ = ["REQUEST_ID", "Encode", "Events", "Front", "Order", "Whole", "internal_error", "is_small"]
 
 _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _TEXT_THREADS = 2
+_SMALL_BODY = 1024  # bytes
+_FEW_TOKENS = 256
 _ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
 _DRAINING = "The server takes no new requests now: it is being drained, or about to stop."
 _NO_PRIORITY = "start the server with --policy priority to have it honoured"
@@ -130,6 +133,10 @@ class Front:
         """Run text work (templates, tokenizing) off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*args))
 
+    async def text_work(self, is_small: bool, function: Callable[..., _Result], *args: Any) -> _Result:
+        """Run text work: where it is small, here and now, since going to a thread and back costs more."""
+        return function(*args) if is_small else await self.in_thread(function, *args)
+
     def answered(self, handler: Handler, dialect: Dialect = OPENAI) -> Handler:
         """The handler with its refusals as answers, and every answer counted."""
 
@@ -158,7 +165,8 @@ class Front:
         tenant = self.tenant(request)
         if self.metrics.failed(error, tenant):
             about = {"route": request.scope["route"].path, "tenant": tenant, "outcome": failure_class(error)}
-            log_request({**about, "status": error.status, "param": error.param, "code": error.code})
+            about |= {"status": error.status, "param": error.param, "code": error.code}
+            log_request(lambda: about)
         if error.status != 429:
             return
         self.metrics.refused(error.code or "")
@@ -169,7 +177,7 @@ class Front:
     async def body(self, http: Request, kind: type[_Body], names: Names = GENERATION) -> tuple[_Body, Warnings]:
         """The typed body, and the warnings about it. Raises ``ApiError``."""
         raw = await read_json(http, self.config)
-        return await self.in_thread(decode_request, raw, kind, names)
+        return await self.text_work(is_small(http), decode_request, raw, kind, names)
 
     def parameters(self, body: CompletionRequest | ChatRequest) -> SamplingParams:
         """What the engine is told of sampling. Raises ``ApiError``, also for a model that is not here. In a thread."""
@@ -215,10 +223,10 @@ class Front:
                 close = places.pop_all().close
                 wrote = partial(self.metrics.wrote, reply.job.trail)
                 return EventStream(stream, reply.headers(), self.config.stall_timeout, close, order.dialect, wrote)
-            choices = await until_disconnect(http, collect(self.engine, reply.job, self.metrics))
-            return await self.in_thread(
-                lambda: json_response(order.whole(self.engine, reply, choices), reply.headers())
-            )
+            work = partial(collect, self.engine, reply.job, self.metrics)
+            choices = await while_there(http.scope, http.receive, work)
+            told = partial(_whole_answer, order, self.engine, reply, choices)
+            return await self.text_work(_is_short(order, reply.job), told)
 
     async def admitted(self, http: Request, order: Order, places: ExitStack) -> Reply:
         """A request with its token ids and its places, which ``places`` gives back. Raises ``ApiError``."""
@@ -236,7 +244,8 @@ class Front:
         self.admission.check(Ask(tenant, sequences))  # before work is done for it
         trail = self._trail(http, order, request_id, tenant)
         begun = time.monotonic()
-        prompts = await self.in_thread(order.encode, order.body, self.engine, self.config)
+        plain = is_small(http) and order.encode is encode_prompts  # a template is rendered elsewhere, and waited for
+        prompts = await self.text_work(plain, order.encode, order.body, self.engine, self.config)
         trail.tokenize = time.monotonic() - begun
         fit_context(prompts, params, self.engine, order.param)
         self.quotas.check_tokens(key, sum(len(prompt.token_ids) for prompt in prompts))
@@ -269,7 +278,7 @@ class Front:
         if job.outcome == "cancelled":
             trail.outcome = "cancelled"
         self.metrics.ended(trail)
-        log_request(trail.fields())
+        log_request(trail.fields)
         if self.tracing is not None:
             self.tracing.ended(trail)
 
@@ -295,6 +304,22 @@ class Front:
         asked = body if order.asked is None else order.asked
         answer_id = f"{order.answer_id}{request_id}"
         return Reply(asked, job, self.model, answer_id, request_id, order.warnings, first_token_s=visit.forecast)
+
+
+def is_small(http: Request) -> bool:
+    """Whether a request's body is so short that all work on its text takes well below a millisecond."""
+    length = http.headers.get("content-length", "")
+    return length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= _SMALL_BODY
+
+
+def _is_short(order: Order, job: Job) -> bool:
+    """Whether an answer is written in no time."""
+    few = sum(job.output_tokens.values()) <= _FEW_TOKENS
+    return few and order.params.logprobs is None and order.params.prompt_logprobs is None
+
+
+def _whole_answer(order: Order, engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> Response:
+    return json_response(order.whole(engine, reply, choices), reply.headers())
 
 
 def _credentials(http: Request) -> str:

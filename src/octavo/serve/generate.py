@@ -13,6 +13,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.serve.errors import ApiError, from_invalid_input
+from octavo.serve.interrupt import Interrupt
 from octavo.serve.metrics import Metrics, failure_class
 from octavo.serve.port import Delta, EnginePort
 from octavo.serve.prompts import Prompt
@@ -104,36 +105,73 @@ async def collect(engine: EnginePort, job: Job, metrics: Metrics) -> list[Choice
 
 async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[tuple[int, Delta], None]:
     """(index, delta) of all choices as they come. Closing it cancels everything. Raises ``ApiError``."""
-    queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
-    tasks = [asyncio.ensure_future(_pump(engine, job, i, queue, metrics)) for i in range(len(job.prompts))]
-    job.interrupt = lambda error: queue.put_nowait((-1, error))
-    timer = asyncio.get_running_loop().call_later(job.timeout, job.interrupt, _timed_out(job.timeout))
+    interrupt = job.interrupt = Interrupt()
     if job.cancelled:
         job.cancel()
+    timer = asyncio.get_running_loop().call_later(job.timeout, interrupt, _timed_out(job.timeout))
+    merged = _one(engine, job, metrics) if len(job.prompts) == 1 else _several(engine, job, metrics)
+    try:
+        async with aclosing(merged) as deltas:
+            while True:
+                try:
+                    prompt, item = await interrupt.wait(deltas.__anext__)
+                except StopAsyncIteration:
+                    break
+                index = prompt * job.params.n + item.choice
+                if item.token_ids and job.first_token_at is None:
+                    job.first_token_at = time.monotonic()
+                    job.saw_first_token()
+                _count(job, prompt, index, item)
+                yield index, item
+        job.outcome = "finished"
+    except Exception as error:
+        job.outcome = "cancelled" if job.cancelled else "error"
+        told = _as_api_error(error)
+        job.trail.outcome = failure_class(told)
+        metrics.failed(told, job.tenant)
+        raise told from error
+    finally:
+        timer.cancel()
+
+
+async def _one(
+    engine: EnginePort, job: Job, metrics: Metrics, prompt: int = 0
+) -> AsyncGenerator[tuple[int, Delta], None]:
+    """(prompt, delta) of one prompt."""
+    clock = metrics.start(len(job.prompts[prompt].token_ids), job.params, job.trail)
+    over = False
+    try:
+        async with aclosing(_open(engine, job, prompt)) as deltas:
+            async for delta in deltas:
+                clock.observe(delta)
+                if getattr(delta, "last", False):
+                    clock.end()
+                    over = True
+                yield prompt, _checked(delta)  # the engine is asked for more when the client has taken it
+    except Exception:
+        clock.failed()
+        raise
+    finally:
+        if not over:
+            clock.end()
+
+
+async def _several(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[tuple[int, Delta], None]:
+    """(prompt, delta) of all prompts, as they come."""
+    queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
+    tasks = [asyncio.ensure_future(_pump(engine, job, i, queue, metrics)) for i in range(len(job.prompts))]
     open_prompts = len(tasks)
     try:
         while open_prompts:
             prompt, item = await queue.get()
             if isinstance(item, Exception):
-                job.outcome = "cancelled" if job.cancelled else "error"
-                error = _as_api_error(item)
-                job.trail.outcome = failure_class(error)
-                metrics.failed(error, job.tenant)
-                raise error from item
+                raise item
             if item is None:
                 open_prompts -= 1
-                queue.task_done()
-                continue
-            index = prompt * job.params.n + item.choice
-            if item.token_ids and job.first_token_at is None:
-                job.first_token_at = time.monotonic()
-                job.saw_first_token()
-            _count(job, prompt, index, item)
-            yield index, item
+            else:
+                yield prompt, item
             queue.task_done()  # whoever reads has come back for more
-        job.outcome = "finished"
     finally:
-        timer.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -147,24 +185,15 @@ async def _pump(
     metrics: Metrics,
 ) -> None:
     """Move one prompt's deltas into the queue; None marks its end."""
-    clock = metrics.start(len(job.prompts[prompt].token_ids), job.params, job.trail)
-    over = False
     try:
-        async with aclosing(_open(engine, job, prompt)) as deltas:
-            async for delta in deltas:
-                clock.observe(delta)
-                queue.put_nowait((prompt, _checked(delta)))
-                if getattr(delta, "last", False):
-                    clock.end()
-                    over = True
+        async with aclosing(_one(engine, job, metrics, prompt)) as deltas:
+            async for item in deltas:
+                queue.put_nowait(item)
+                if getattr(item[1], "last", False):
                     await queue.join()  # the engine is asked for more, and told so, when the client has taken it all
         queue.put_nowait((prompt, None))
     except Exception as error:
-        clock.failed()
         queue.put_nowait((prompt, error))
-    finally:
-        if not over:
-            clock.end()
 
 
 def _open(engine: EnginePort, job: Job, prompt: int) -> AsyncGenerator[Delta, None]:

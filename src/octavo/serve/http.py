@@ -76,6 +76,7 @@ def uvicorn_config(app: Starlette, config: ServeConfig) -> uvicorn.Config:
         lifespan="on",
         log_config=None,
         access_log=False,
+        proxy_headers=False,  # nothing here asks for a client's address
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]

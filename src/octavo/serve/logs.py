@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -52,6 +52,7 @@ def set_up_logging(config: ServeConfig) -> None:
         logging.getLogger(name).setLevel(level)
 
 
-def log_request(fields: Mapping[str, Any]) -> None:
+def log_request(fields: Callable[[], Mapping[str, Any]]) -> None:
     """A request has ended."""
-    _requests.info("request", extra={"fields": fields})
+    if _requests.isEnabledFor(logging.INFO):
+        _requests.info("request", extra={"fields": fields()})

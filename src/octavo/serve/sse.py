@@ -1,27 +1,29 @@
-"""Answers that watch their client: streams, and whole answers that stop when nobody waits for them.
-
-Whatever happens, the work behind an answer is cancelled as soon as its client has left or stops reading.
-"""
+"""Streams, whose work is cancelled as soon as their client has left or stops reading."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from octavo.serve.dialects import NOTHING, Dialect
 from octavo.serve.errors import ApiError
+from octavo.serve.interrupt import Interrupt, while_there
 
-__all__ = ["EventStream", "until_disconnect"]
+__all__ = ["EventStream"]
 
-_Result = TypeVar("_Result")
 _CHECK_EVERY = 1.0  # seconds between looks at a client that does not read
 _log = logging.getLogger(__name__)
+
+
+class _Unread(Exception):
+    """The client does not read."""
 
 
 class EventStream:
@@ -48,17 +50,22 @@ class EventStream:
         self._dialect = dialect
         self._on_sent = on_sent
         self._sending_since: float | None = None
+        self._clock: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream until it ends or the client leaves."""
         scope[NOTHING] = self._dialect.nothing
-        sender = asyncio.ensure_future(self._send_all(send))
-        watcher = asyncio.ensure_future(self._client_gone(receive))
+        interrupt = Interrupt()
+        self._look(interrupt)
         try:
-            await asyncio.wait({sender, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            await while_there(scope, receive, partial(self._send_all, send), interrupt)
+        except (ClientDisconnect, _Unread):
+            return
+        except Exception:
+            _log.exception("a stream ended with an error")
         finally:
-            await _end(sender)
-            await _end(watcher)
+            if self._clock is not None:
+                self._clock.cancel()
             self._on_close()
 
     async def _send_all(self, send: Send) -> None:
@@ -82,46 +89,12 @@ class EventStream:
         await send(message)
         self._sending_since = None
 
-    async def _client_gone(self, receive: Receive) -> None:
-        """Return once the client has left, or has left its stream unread for too long."""
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            while not gone.done():
-                await asyncio.wait({gone}, timeout=min(_CHECK_EVERY, self._stall_timeout))
-                since = self._sending_since
-                if since is not None and asyncio.get_running_loop().time() - since > self._stall_timeout:
-                    _log.warning("a client left its stream unread for %g s: cancelled", self._stall_timeout)
-                    return
-        finally:
-            await _end(gone)
-
-
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `work`, cancelled if the client leaves first. Raises ``ClientDisconnect`` then."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request.receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
-    finally:
-        await _end(gone)
-        await _end(task)
-
-
-async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has cleaned up; log what it raised instead of losing it."""
-    task.cancel()
-    try:
-        await asyncio.shield(asyncio.gather(task, return_exceptions=True))
-    except asyncio.CancelledError:
-        await asyncio.gather(task, return_exceptions=True)
-        raise
-    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, ApiError):
-        _log.error("a stream ended with an error", exc_info=error)
+    def _look(self, interrupt: Interrupt) -> None:
+        """Look from time to time whether the client has left its stream unread for too long."""
+        loop = asyncio.get_running_loop()
+        since = self._sending_since
+        if since is not None and loop.time() - since > self._stall_timeout:
+            _log.warning("a client left its stream unread for %g s: cancelled", self._stall_timeout)
+            interrupt(_Unread())
+            return
+        self._clock = loop.call_later(min(_CHECK_EVERY, self._stall_timeout), self._look, interrupt)

@@ -13,7 +13,7 @@ from octavo.serve.completions import completion_events, completion_whole
 from octavo.serve.described import described
 from octavo.serve.dialects import json_response
 from octavo.serve.errors import ApiError
-from octavo.serve.front import Front, Order
+from octavo.serve.front import Front, Order, is_small
 from octavo.serve.known_names import GENERATION
 from octavo.serve.prompts import count_prompts
 from octavo.serve.protocol import ChatRequest, ChatResponse, CompletionRequest, CompletionResponse
@@ -41,7 +41,7 @@ class _OpenAI:
         """POST /v1/completions."""
         front = self._front
         body, warnings = await front.body(http, CompletionRequest)
-        params = await front.in_thread(front.parameters, body)
+        params = await front.text_work(is_small(http), front.parameters, body)
         count = count_prompts(body, front.config)
         order = Order(body, params, warnings, "cmpl-", "prompt", completion_events, completion_whole, num_prompts=count)
         return await front.serve(http, order)
@@ -51,7 +51,7 @@ class _OpenAI:
         """POST /v1/chat/completions."""
         front = self._front
         body, warnings = await front.body(http, ChatRequest)
-        params = await front.in_thread(front.parameters, body)
+        params = await front.text_work(is_small(http), front.parameters, body)
         order = Order(body, params, warnings, "chatcmpl-", "messages", chat_events, chat_whole)
         return await front.serve(http, order)
 

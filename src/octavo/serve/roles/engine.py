@@ -43,6 +43,7 @@ __all__ = ["run_engine"]
 _NAP_MS = 1  # between steps that found nothing to run (a prefix is waited for)
 _STATS_EVERY = 0.25  # seconds
 _COLLECT_AFTER = 256  # requests that have ended since
+_COLLECT_AT_REST = 16
 _EXACT = ("native", "reference", "null")  # backends whose tokens are the same wherever they are drawn
 
 
@@ -116,7 +117,7 @@ class _EngineProcess:
         if not self._fresh:
             self._tell_stats(time.monotonic())
             self._send()
-        self._collect(after=1)
+        self._collect(after=_COLLECT_AT_REST)
         self._poller.poll(_NAP_MS if self._explainer.pending else round(1000 * self.child.settings.beat))
 
     def _step(self, now: float) -> None:
