@@ -352,6 +352,22 @@ def test_pauses_grow_and_a_good_life_ends_them() -> None:
     assert pauses[8] == 0.0
 
 
+def test_whoever_slept_calls_nobody_silent_for_it() -> None:
+    plan, seats = served()
+    plan.overslept(500.0)
+    plan.tick(530.0)
+    assert plan.actions == []
+    plan.heard(seats["api-0"], m.Beat(), 530.0)
+    plan.tick(530.1)
+    assert plan.actions == [Kill(seats["engine"])]
+    side, _ = engine_with(2)
+    side.overslept(500.0)
+    side.end_silent(530.0, 30.0)
+    assert side.peers == (2,)
+    side.end_silent(530.1, 30.0)
+    assert side.peers == ()
+
+
 def test_who_is_silent_is_ended_and_not_heard_again() -> None:
     plan, seats = served()
     plan.heard(seats["api-0"], m.Beat(), 31.5)

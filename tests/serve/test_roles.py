@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -111,7 +112,15 @@ def is_healthy(url: str) -> bool:
         return False
 
 
-def test_every_stream_goes_on_when_the_engine_is_killed_or_stands_still() -> None:
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where servers started here have their folders of sockets."""
+    with TemporaryDirectory(prefix="o") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_every_stream_goes_on_when_the_engine_is_killed_or_stands_still(run: Path) -> None:
     with live_server(*COMPACT, "--silence-timeout", "2") as server:
         undisturbed = asyncio.run(all_streams(server.url))
         assert all(len(told[0][0]) == 24 or told[0][3] == ["stop", "q"] for told in undisturbed)
@@ -125,6 +134,25 @@ def test_every_stream_goes_on_when_the_engine_is_killed_or_stands_still() -> Non
         assert after["api-0"] == before["api-0"] and after["engine"] != before["engine"]
         assert wait_idle(server.url)
         assert [line for line in server.output if "has ended" in line] == ["engine has ended with -9\n"] * 2
+        (folder,) = run.iterdir()
+        assert len(list(folder.iterdir())) == 2  # no sockets of the dead
+
+
+def test_nobody_is_ended_because_others_slept(run: Path) -> None:
+    with live_server(*COMPACT, "--silence-timeout", "0.6") as server:
+        undisturbed = asyncio.run(all_streams(server.url))
+        before = children(server.process.pid)
+        everybody = [server.process.pid, *before.values()]
+
+        def still(pids: list[int]) -> None:
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in pids:
+                    os.kill(pid, number)
+                time.sleep(1.5)
+
+        assert asyncio.run(all_streams(server.url, partial(still, everybody))) == undisturbed
+        assert asyncio.run(all_streams(server.url, partial(still, everybody[:1]))) == undisturbed
+        assert children(server.process.pid) == before
 
 
 SHIM = str(Path(__file__).resolve().parents[1] / "faults" / "shim")
@@ -273,19 +301,17 @@ def test_a_process_that_cannot_be_started_is_tried_later(has_served: bool) -> No
     assert not supervisor._children
 
 
-def test_nobody_outlives_the_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
-    with TemporaryDirectory(prefix="o") as run:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", run)
-        with pytest.raises(AssertionError, match="ended with -9"), live_server(*COMPACT) as server:
-            (folder,) = Path(run).iterdir()
-            assert folder.stat().st_mode & 0o777 == 0o700
-            names = sorted(path.name.split("-")[0] for path in folder.iterdir())
-            assert names == ["control", "engine"]
-            left = children(server.process.pid).values()
-            assert len(left) == 2
-            server.process.kill()
-            until(lambda: not any(is_running(pid) for pid in left), 10.0)
-            assert list(Path(run).iterdir()) == []
+def test_nobody_outlives_the_supervisor(run: Path) -> None:
+    with pytest.raises(AssertionError, match="ended with -9"), live_server(*COMPACT) as server:
+        (folder,) = run.iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        names = sorted(path.name.split("-")[0] for path in folder.iterdir())
+        assert names == ["control", "engine"]
+        left = children(server.process.pid).values()
+        assert len(left) == 2
+        server.process.kill()
+        until(lambda: not any(is_running(pid) for pid in left), 10.0)
+        assert list(run.iterdir()) == []
 
 
 def is_running(pid: int) -> bool:

@@ -126,6 +126,11 @@ class EngineSide:
             self.num_ended += 1
             self.core.cancel(run.request.request_id, FinishReason.CANCELLED)
 
+    def overslept(self, now: float) -> None:
+        """It was we who were away: what others said meanwhile is still to be heard."""
+        for peer in self._peers.values():
+            peer.heard = now
+
     def end_silent(self, now: float, limit: float) -> None:
         """Whoever has said nothing for more than ``limit`` seconds counts as dead."""
         for epoch, peer in list(self._peers.items()):

@@ -130,6 +130,12 @@ class Supervision:
         if self._draining:
             self._go_on_draining(now)
 
+    def overslept(self, now: float) -> None:
+        """It was we who were away: what others said meanwhile is still to be heard."""
+        for seat in self._seats:
+            if seat.heard is not None:
+                seat.heard = now
+
     def heard(self, epoch: int, message: Ready | Failed | Beat, now: float) -> None:
         """A process has spoken. The dead are not heard."""
         seat = next((seat for seat in self._seats if seat.epoch == epoch and epoch), None)

@@ -87,7 +87,7 @@ class _EngineProcess:
         self._watchers: dict[int, None] = {}  # front ends that have asked what goes on
         self._told = 0.0  # when statistics were last sent
         self._fresh = True  # and nothing has happened since
-        self._looked = 0.0  # when the silent were last looked for
+        self._looked = time.monotonic()  # when the silent were last looked for
         self._collected = 0  # requests that had ended when garbage was last collected
 
     def run(self) -> None:
@@ -169,8 +169,11 @@ class _EngineProcess:
             self.side.hear(sender, found[1], now)
 
     def _look_around(self, now: float) -> None:
-        if now - self._looked > self.child.settings.beat:
+        away = now - self._looked
+        if away > self.child.settings.beat:
             self._looked = now
+            if away > self.child.settings.silence / 3:
+                self.side.overslept(now)
             self.side.end_silent(now, self.child.settings.silence)
 
     def _tell_stats(self, now: float) -> None:

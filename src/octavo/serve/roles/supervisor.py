@@ -101,6 +101,7 @@ class _Supervisor:
         self.link: Link[ToChild, ToSupervisor] = Link(ToSupervisor)
         self.on_serving: Callable[[], None] = lambda: None
         self._said = False  # that it serves
+        self._looked = time.monotonic()  # who lives
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by epoch
         self._seats: dict[int, str] = {}  # of these
         self._known: set[int] = set()  # epochs that an answer reaches
@@ -128,8 +129,12 @@ class _Supervisor:
             raise SystemExit(self._end.code)
 
     def _turn(self, poller: zmq.Poller) -> None:
-        self._listen()  # before anybody is found silent: it may be we who slept
-        self.plan.tick(time.monotonic())
+        self._listen()
+        now = time.monotonic()
+        if now - self._looked > max(2e-3 * _LOOK_MS, self.plan.rules.silence / 3):
+            self.plan.overslept(now)
+        self._looked = now
+        self.plan.tick(now)
         self._act()
         if self._end is None:
             poller.poll(_LOOK_MS if self.plan.is_serving else _LOOK_SOON_MS)
@@ -208,6 +213,7 @@ class _Supervisor:
                 del self._children[epoch]
                 _close(child)
                 seat = self._seats.pop(epoch)
+                (self.shop.folder / f"{seat}-{epoch}").unlink(missing_ok=True)  # the socket that it listened on
                 expected = self.plan.is_ending
                 if expected and seat != ENGINE:
                     self.shop.listener.close()  # nobody will answer: say so
