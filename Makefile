@@ -29,7 +29,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak format clean fairness iteration-level
+.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak format clean fairness iteration-level
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -81,6 +81,9 @@ dst: $(VENV)/.installed-dev ## simulate the core from seeds FROM.., SEEDS of the
 
 dst-links: $(VENV)/.installed-dev ## the same of the processes and their messages: any of them dies at any event
 	@PYTHONPATH=src:tests/core:tests/serve $(BIN)/python -m link_world --seeds $(SEEDS) --from $(FROM)
+
+faults: $(VENV)/.installed-dev ## break a server under load, fault by fault (ARGS="--times 20 --rows 1,5b --shipping")
+	@PYTHONPATH=src:tests $(BIN)/python -m faults $(ARGS)
 
 dst-mutations: $(VENV)/.installed-dev ## defects of the core, one by one, and the invariant that sees each
 	@PYTHONPATH=src:tests $(BIN)/python -m dst.mutations $(ARGS)

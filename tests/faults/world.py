@@ -1,0 +1,245 @@
+"""A real server to break: its processes, their files, and whether all is as before when it has recovered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from faults.load import Load, Told, ask, body_of, check
+from octavo.serve.config import ServeConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = str(ROOT / "fixtures" / "tiny_model.json")
+SHIM = str(Path(__file__).resolve().parent / "shim")
+_AT = re.compile(r"at http://([^:\s]+):(\d+)")
+_TROUBLE = re.compile(r"Traceback|InvariantBroken|panic", re.I)
+CLIENTS = 12
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """The first true value of a condition."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.01)
+    return found
+
+
+def timers(scale: float) -> dict[str, float]:
+    """Every time that is a setting of the server, scaled."""
+    return {each.name: each.default * scale for each in fields(ServeConfig) if each.name.endswith("_timeout")}
+
+
+class World:
+    """One server under load. ``scale`` is that of its timers: 1 is as shipped."""
+
+    def __init__(self, scale: float, seed: int, *flags: str, **settings: Any) -> None:
+        self.scale, self.dice = scale, random.Random(seed)
+        self.folder = Path(tempfile.mkdtemp(prefix="of"))
+        self.run_folder = self.folder / "run"
+        self.run_folder.mkdir()
+        self.output: list[str] = []
+        self.time = timers(scale)
+        environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(self.run_folder),
+            "OCTAVO_FAULTS": str(self.folder),
+            "PYTHONPATH": os.pathsep.join([SHIM, str(ROOT / "src")]),
+            "OCTAVO_NULL_STEP_MS": str(settings.pop("step_ms", 10)),
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            **settings.pop("environment", {}),
+        }
+        given = {"layout": "compact", "backend": "null", "port": 0, "threads": 1, **self.time, **settings}
+        values = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+        model = [] if any(not flag.startswith("-") for flag in flags[:1]) else [TINY]
+        command = [sys.executable, "-m", "octavo", "serve", *model, "--audit", *values, *flags]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+        until(lambda: self._address() or self.process.poll() is not None, 60, "it serves")
+        assert self._address(), "".join(self.output)
+        self.address = self._address()
+        self.load: Load | None = None
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.address[1]}", timeout=30, headers={"connection": "close"}
+        )
+        self.baseline: dict[str, int] = {}
+        self.shared = set(os.listdir("/dev/shm"))
+
+    def _listen(self) -> None:
+        for line in self.process.stdout or ():
+            self.output.append(line)
+
+    def _address(self) -> Any:
+        found = next((found for line in list(self.output) if (found := _AT.search(line))), None)
+        return found and (found[1], int(found[2]))
+
+    # -- its processes
+
+    def processes(self) -> dict[str, int]:
+        """Seat to process id of all that live and are part of it; `supervisor` is the one that was started."""
+        found = {}
+        mark = f"OCTAVO_FAULTS={self.folder}".encode()
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    seat = next((word.decode()[7:] for word in words if word.startswith(b"octavo-")), "")
+                    name = seat or ("supervisor" if b"serve" in words else "templates")
+                    state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                    if state != "Z":
+                        found[name if name not in found else f"{name} again"] = int(entry.name)
+        return found
+
+    def kill(self, seat: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal; the process id that it went to."""
+        pid = self.processes()[seat]
+        os.kill(pid, number)
+        return pid
+
+    def inject(self, seat: str, fault: str, value: float) -> None:
+        """Have a process do something to itself (`shim/sitecustomize.py`)."""
+        order = self.folder / str(self.processes()[seat])
+        order.write_text(f"{fault} {value}")
+        self.kill(seat, signal.SIGUSR1)
+        until(lambda: not order.exists(), 10, f"{seat} has heard")
+
+    # -- load
+
+    def begin(self, clients: int = CLIENTS) -> Load:
+        """Start the load, and wait for a random moment in it."""
+        self.load = Load(self.address, clients, self.dice.randrange(1 << 30))
+        load = self.load
+        until(lambda: sum(told.how == "right" for told in load.told) >= 3, 30, "the load runs")
+        self.rest(0.0, 0.6)
+        return self.load
+
+    def rest(self, least: float, most: float) -> None:
+        """A random while."""
+        time.sleep(self.dice.uniform(least, most))
+
+    def end(self, *allowed: str) -> list[Told]:
+        """End the load; all its requests were answered rightly, or with what is allowed."""
+        assert self.load is not None
+        told, self.load = self.load.stop(), None
+        check(told, *allowed)
+        return told
+
+    def fresh(self, seconds: float = 10.0) -> float:
+        """Seconds until a new request is answered."""
+        started = time.monotonic()
+
+        def answered() -> bool:
+            told = asyncio.run(ask(self.address, body_of(self.dice, max_tokens=5), 10.0))
+            assert told.how != "wrong", told.detail
+            return told.how == "right"
+
+        until(answered, seconds, "a fresh request is answered")
+        return time.monotonic() - started
+
+    def status(self, path: str = "/health/ready") -> int:
+        """Of an answer; 0: there was none."""
+        try:
+            return self.http.get(path, timeout=5).status_code
+        except httpx.HTTPError:
+            return 0
+
+    def metric(self, name: str, label: str = "") -> float:
+        """The sum of a metric's samples, with a label if one is named."""
+        lines = [
+            line for line in self.http.get("/metrics").text.splitlines() if line.startswith((name + "{", name + " "))
+        ]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if label in line)
+
+    # -- whether all is as before
+
+    def is_idle(self) -> bool:
+        """No request inside, no page that one owns."""
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "octavo:pages_referenced")
+        return all(self.metric(name) == 0 for name in names)
+
+    def files(self) -> dict[str, int]:
+        """Open files of each process."""
+        found = {}
+        for seat, pid in self.processes().items():
+            with suppress(OSError):
+                found[seat] = len(os.listdir(f"/proc/{pid}/fd"))
+        return found
+
+    def settle(self) -> None:
+        """What is open when nothing goes on: to be compared with later."""
+        with Load(self.address, CLIENTS, 1) as load:
+            until(lambda: len(load.told) > 3 * CLIENTS, 30, "it warms up")
+        self.fresh()
+        until(self.is_idle, 10, "it is idle")
+        time.sleep(0.1)
+        self.baseline = self.files()
+
+    def audit(self, *seats: str) -> None:
+        """A fresh request is answered; no page, file, process, socket or shared memory is left over."""
+        self.fresh()
+        until(self.is_idle, 10, "it is idle, and nobody owns a page")
+        expected = {"supervisor", *(seats or ("engine", "api-0"))}
+        until(lambda: set(self.processes()) - {"templates"} == expected, 10, f"only {expected} run")
+        until(lambda: self._files_are_flat(), 5, f"open files {self.baseline}")
+        self._check_sockets()
+        assert set(os.listdir("/dev/shm")) <= self.shared, "shared memory"
+        assert not any(_TROUBLE.search(line) for line in self.output), "".join(self.output)[-2000:]
+        assert self.metric("octavo:rollbacks_total") == 0 or self.may_fail
+
+    may_fail = False  # whether the fault is one that steps fail by
+
+    def _files_are_flat(self) -> bool:
+        return all(number <= self.baseline.get(seat, number) for seat, number in self.files().items())
+
+    def _check_sockets(self) -> None:
+        for folder in self.run_folder.iterdir():
+            names = {path.name.rsplit("-", 1)[0] for path in folder.iterdir()}
+            assert len(list(folder.iterdir())) == len(names), f"sockets of the dead: {sorted(folder.iterdir())}"
+
+    def close(self, code: int | None = 0) -> None:
+        """End it with SIGTERM; nothing may be left. ``code`` None: it may be dead already."""
+        if self.load is not None:
+            self.load.stop()
+        self.http.close()
+        try:
+            if code is not None:
+                self.process.send_signal(signal.SIGTERM)
+                assert self.process.wait(60) == code, "".join(self.output)[-2000:]
+                until(lambda: not self.processes(), 5, "no process is left")
+                assert not list(self.run_folder.iterdir()), "sockets are left"
+        finally:
+            for pid in self.processes().values():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def limit(self, seat: str, what: int, most: int) -> None:
+        """Bound what a process may have (`resource.RLIMIT_...`)."""
+        pid = self.processes()[seat]
+        resource.prlimit(pid, what, (most, resource.prlimit(pid, what)[1]))
