@@ -19,23 +19,31 @@ from octavo.core.kv import KVCacheManager, KVGroup
 from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
+from octavo.decoding.output import OutputProcessor
+from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.serve.links.api_side import MAX_DEATHS, ApiSide
 from octavo.serve.links.engine_side import EngineSide, request_of
 from octavo.serve.links.messages import (
-    ApiGone,
+    ApiHello,
     Beat,
     Drain,
     EngineFacts,
-    EngineGone,
-    EngineUp,
     FromEngine,
+    FromText,
+    Gone,
+    Join,
     Link,
     Ready,
+    Route,
     ToChild,
     ToEngine,
     ToSupervisor,
+    Up,
 )
-from octavo.serve.links.supervision import End, Kill, Rules, Start, Supervision, Tell
+from octavo.serve.links.supervision import DETOKENIZER, ENGINE, End, Kill, Rules, Start, Supervision, Tell
+from octavo.serve.links.text_side import TextSide, folds_of
+from octavo.serve.links.told import ToldText, feed
+from octavo.tokenizers.simple import SimpleTokenizer
 
 VOCAB, EOS, CONTEXT = 97, 5, 64
 FACTS = EngineFacts("null", "", CONTEXT, VOCAB, (EOS,), "null", True)
@@ -48,8 +56,12 @@ RULES = Rules(
     most_false_starts=10**6,
     drain=400.0,
 )
+# tokens are bytes: letters and digits, and parts of characters of two, three and four bytes
+BYTES = [*range(0x41, 0x5B), *range(0x61, 0x7B), *range(0x30, 0x3A), 0xC3, 0xE2, 0xF0, *range(0x80, 0xA0)]
+TOKENIZER = SimpleTokenizer([f"<0x{byte:02X}>" for byte in BYTES], kind="bytes")
 TO_ENGINE: Link[Any, Any] = Link(ToEngine)
 FROM_ENGINE: Link[Any, Any] = Link(FromEngine)
+FROM_TEXT: Link[Any, Any] = Link(FromText)
 TO_CHILD: Link[Any, Any] = Link(ToChild)
 TO_SUPERVISOR: Link[Any, Any] = Link(ToSupervisor)
 
@@ -67,7 +79,9 @@ class Stream:
     expected: list[list[int]]
     reasons: list[str]
     stop_after: int | None  # tokens after which the text layer finds a stop string
+    texts: list[str]  # of the choices, where they are made in a process of their own
     tokens: list[list[int]] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
     ends: list[str | None] = field(default_factory=list)
     done: bool = False
     left: bool = False  # its client, or its front end, is gone
@@ -89,6 +103,27 @@ class Stream:
         elif event.kind is EventKind.CHOICE_END:
             self._end_choice(event, told)
         else:
+            self.done = True
+            if None in self.ends:
+                raise Broken(f"{self.name} ended before its choices")
+
+    def take_delta(self, delta: OutputDelta) -> None:
+        """What one step added to a choice, with its text: never more than is decided, and never half of it."""
+        if self.done or self.left:
+            raise Broken(f"{self.name}: {delta} after its end")
+        told, index = self.tokens[delta.choice], delta.choice
+        told += delta.token_ids
+        self.shown[index] += delta.text
+        if told != self.expected[index][: len(told)] or (self.ends[index] is not None and delta.token_ids):
+            raise Broken(f"{self.name}/{index}: {told} instead of {self.expected[index]}")
+        if not self.texts[index].startswith(self.shown[index]):
+            raise Broken(f"{self.name}/{index}: {self.shown[index]!r} instead of {self.texts[index]!r}")
+        if delta.finish_reason is not None:
+            event = TokenEvent("", EventKind.CHOICE_END, index, finish_reason=delta.finish_reason, error=delta.error)
+            self._end_choice(event, told)
+            if delta.error is None and self.shown[index] != self.texts[index]:
+                raise Broken(f"{self.name}/{index}: {self.shown[index]!r} instead of {self.texts[index]!r}")
+        if delta.last:
             self.done = True
             if None in self.ends:
                 raise Broken(f"{self.name} ended before its choices")
@@ -127,7 +162,7 @@ class Process:
             self.tell(Beat())
         if not self.is_ready and self.world.now >= self.ready_at:
             self.is_ready = True
-            self.tell(Ready(FACTS if self.seat == "engine" else None))
+            self.tell(Ready(FACTS if self.seat == "engine" else None, f"{self.seat}-{self.epoch}"))
         self.work()
 
     def work(self) -> None:
@@ -148,9 +183,13 @@ class Engine(Process):
         )
         self.scheduler = ContinuousBatchScheduler(self.kv, config, vocab_size=VOCAB)
         self.model = NullModel(self.kv, VOCAB)
-        self.side = EngineSide(self, lambda m, now: request_of(m, now, model="", namespace="", eos_token_ids=(EOS,)))
+        self.side = EngineSide(
+            self, lambda m, now: request_of(m, now, model="", namespace="", eos_token_ids=(EOS,)), apart=world.is_full
+        )
 
     def submit(self, request: Request, now: float) -> None:
+        if any(name.split("~")[0] == request.request_id.split("~")[0] for name in self.side._runs):
+            raise Broken(f"{request.request_id} runs beside itself")
         self.scheduler.submit(request)
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
@@ -162,14 +201,14 @@ class Engine(Process):
     def hear(self, way: str, frames: list[bytes]) -> None:
         if way == "supervisor":
             found = TO_CHILD.unpack(frames, self.epoch)
-            if found is not None and isinstance(found[1], ApiGone):
+            if found is not None and isinstance(found[1], Gone):
                 self.side.gone(found[1].epoch)
             if found is not None and isinstance(found[1], Drain):
                 self.world.die(self, 0)
             return
         found = TO_ENGINE.unpack(frames, self.epoch)
-        if found is not None:
-            self.side.hear(found[0], found[1], self.world.now)
+        if found is not None and self.side.hear(found[0], found[1], self.world.now):
+            self.side.pass_on(frames)
 
     def work(self) -> None:
         if not self.is_ready:
@@ -186,11 +225,44 @@ class Engine(Process):
                 events = self.scheduler.drain_events()
             self.scheduler.audit()
             self.side.take(events)
-        outbox, self.side.outbox = self.side.outbox, []
-        for epoch, message in outbox:
-            frames = FROM_ENGINE.pack(message, self.epoch, epoch)
+        for epoch, frames in self.side.parcels(self.epoch):
             for _ in range(2 if self.world.random.random() < self.world.twice else 1):
                 self.world.send(self.epoch, epoch, "engine", frames)
+
+
+class Detokenizer(Process):
+    """Text between engine and front ends."""
+
+    def __init__(self, world: World, seat: str, epoch: int) -> None:
+        super().__init__(world, seat, epoch)
+        self.side = TextSide(epoch, lambda message: folds_of(message, TOKENIZER, (EOS,)))
+        self.engine = 0
+
+    def hear(self, way: str, frames: list[bytes]) -> None:
+        if way == "engine":
+            self.side.hear(frames)
+            return
+        if way == "api":
+            found = TO_ENGINE.unpack(frames, self.epoch)
+            if found is not None and isinstance(found[1], ApiHello):
+                self.side.greeted(found[0])
+            return
+        found = TO_CHILD.unpack(frames, self.epoch)
+        message = None if found is None else found[1]
+        if isinstance(message, Up):
+            self.side.engine_up(message.epoch)
+            self.engine = message.epoch
+            self.world.send(self.epoch, self.engine, "detokenizer", TO_ENGINE.pack(Join(), self.epoch, self.engine))
+        elif isinstance(message, Gone):
+            self.side.engine_down()
+        elif isinstance(message, Drain):
+            self.world.die(self, 0)
+
+    def work(self) -> None:
+        outbox, self.side.outbox = self.side.outbox, []
+        for front, frames in outbox:
+            for _ in range(2 if self.world.random.random() < self.world.twice else 1):
+                self.world.send(self.epoch, front, "text", frames)
 
 
 class Api(Process):
@@ -199,6 +271,9 @@ class Api(Process):
     def __init__(self, world: World, seat: str, epoch: int) -> None:
         super().__init__(world, seat, epoch)
         self.side = ApiSide(seat)
+        self.router = OutputRouter(self.side, TOKENIZER, ToldText)
+        self.up: dict[str, int] = {}  # epochs of who serves, by seat
+        self.route = self.met = (0, 0)
         self.streams: dict[str, Stream] = {}
         self.draining = False
 
@@ -206,9 +281,12 @@ class Api(Process):
         request = Request(stream.name, prompt, stream.params, arrival=self.world.now, eos_token_ids=(EOS,))
         self.streams[stream.name] = stream
         self.side.submit(request, "", self.world.now)
+        if self.world.is_full:
+            self.router.open(request)
 
     def leave(self, stream: Stream) -> None:
         stream.left = True
+        self.router.close(stream.name)
         self.side.cancel(stream.name)
 
     def hear(self, way: str, frames: list[bytes]) -> None:
@@ -216,23 +294,44 @@ class Api(Process):
             found = TO_CHILD.unpack(frames, self.epoch)
             self._told(None if found is None else found[1])
             return
-        found = FROM_ENGINE.unpack(frames, self.epoch)
-        if found is not None:
+        found = (FROM_TEXT if way == "text" else FROM_ENGINE).unpack(frames[:2], self.epoch)
+        if found is not None and isinstance(found[1], Route):
+            self.route = (found[0], found[1].engine)
+            self._meet()
+        elif found is not None:
+            if len(frames) == 3 and found[0] == self.side.engine:
+                feed(self.side, self.router, found[1], frames[2])
             self._deliver(self.side.hear(found[0], found[1], self.world.now))
         if self.side.refusals:
             raise Broken(f"{self.side.refusals} though all can be served")
 
     def _told(self, message: Any) -> None:
-        if isinstance(message, EngineUp):
-            self._deliver(self.side.engine_up(message.epoch, self.world.now))
-        elif isinstance(message, EngineGone):
+        if isinstance(message, Up):
+            self.up[message.seat] = message.epoch
+            if message.seat == DETOKENIZER:
+                hello = TO_ENGINE.pack(ApiHello(self.seat), self.epoch, message.epoch)
+                self.world.send(self.epoch, message.epoch, "api", hello)
+            self._meet()
+        elif isinstance(message, Gone) and self.up.get(message.seat) == message.epoch:
+            del self.up[message.seat]
+            self.met = (0, 0)
             for stream in self.streams.values():
                 stream.deaths += not stream.done
             self._deliver(self.side.engine_down())
         elif isinstance(message, Drain):
             self.draining = True
 
+    def _meet(self) -> None:
+        pair = (self.up.get(DETOKENIZER, 0), self.up.get(ENGINE, 0))
+        if pair[1] and pair != self.met and (self.route == pair or not self.world.is_full):
+            self.met = pair
+            self._deliver(self.side.engine_up(pair[1], self.world.now))
+
     def _deliver(self, events: Any) -> None:
+        while events and self.world.is_full:
+            for delta in self.router.take(events):
+                self.streams[delta.request_id].take_delta(delta)
+            events = self.side.take()
         while events:
             columns = list(events) if isinstance(events, StepEvents) else events
             for event in columns:
@@ -246,8 +345,9 @@ class Api(Process):
             events = self.side.take()
 
     def work(self) -> None:
-        if self.world.now == self.beat and self.side.engine:
-            self.side.outbox.append(Beat())
+        if self.world.now == self.beat and ENGINE in self.up:
+            target = self.up[ENGINE]
+            self.world.send(self.epoch, target, "api", TO_ENGINE.pack(Beat(), self.epoch, target))
         outbox, self.side.outbox = self.side.outbox, []
         for message in outbox:
             target = self.side.engine
@@ -268,11 +368,13 @@ class World:
         apis: int = 2,
         twice: float = 0.1,
         poison: float = 0.0,
+        full: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.twice = twice  # how often a message of the engine comes twice
-        self.plan = Supervision(apis=apis, rules=RULES)
+        self.is_full = full
+        self.plan = Supervision(apis=apis, rules=RULES, detokenizers=int(full))
         self.processes: dict[int, Process] = {}  # by epoch
         self.streams: list[Stream] = []
         self.ended: End | None = None
@@ -299,7 +401,7 @@ class World:
         while self.plan.actions:
             action = self.plan.actions.pop(0)
             if isinstance(action, Start):
-                kind = Engine if action.seat == "engine" else Api
+                kind = {ENGINE: Engine, DETOKENIZER: Detokenizer}.get(action.seat, Api)
                 self.processes[action.epoch] = kind(self, action.seat, action.epoch)
             elif isinstance(action, Kill) and action.epoch in self.processes:
                 self._kill(self.processes[action.epoch])
@@ -337,16 +439,20 @@ class World:
         name, n = f"r{len(self.streams)}", self.random.choice((1, 1, 2))
         seed, limit = self.random.getrandbits(64), self.random.randrange(0, 40)
         prompt = tuple(self.random.randrange(VOCAB) for _ in range(self.random.randrange(1, 20)))
-        params = SamplingParams(max_tokens=limit, n=n, seed=seed)
-        stop_after = self.random.choice((None, None, 7))
-        expected, reasons = [], []
+        stop = ("a", "À", "99") if self.is_full and self.random.random() < 0.4 else ()
+        params = SamplingParams(max_tokens=limit, n=n, seed=seed, stop=stop)
+        stop_after = None if self.is_full else self.random.choice((None, None, 7))
+        expected, reasons, texts = [], [], []
         for choice in range(n):
             tokens, reason = _whole(prompt, params, choice)
             if stop_after is not None and len(tokens) > stop_after:
                 tokens, reason = tokens[:stop_after], "stop"
-            expected.append(tokens)
-            reasons.append(reason)
-        stream = Stream(name, params, expected, reasons, stop_after, [[] for _ in range(n)], [None] * n)
+            text, kept = _text(prompt, params, tokens)
+            expected.append(tokens[:kept])
+            reasons.append(reason if kept is None else "stop")
+            texts.append(text)
+        stream = Stream(name, params, expected, reasons, stop_after, texts)
+        stream.tokens, stream.shown, stream.ends = [[] for _ in range(n)], [""] * n, [None] * n
         stream.poison, stream.only_poison_fails = self.random.random() < self._poison, bool(self._poison)
         self.poison |= {name} if stream.poison else set()
         self.streams.append(stream)
@@ -354,10 +460,10 @@ class World:
 
     def _misfortune(self) -> None:
         """Something that may happen to a process, or to a client."""
-        victims = sorted(self.processes.values(), key=lambda process: process.seat != "engine")
+        victims = sorted(self.processes.values(), key=lambda process: isinstance(process, Api))
         if self._kills and victims and self.random.random() < 0.04:
             self._kills -= 1
-            victim = victims[0] if self.random.random() < 0.5 else self.random.choice(victims)
+            victim = self.random.choice(victims[: 1 + self.is_full] if self.random.random() < 0.5 else victims)
             if self.random.random() < 0.3:
                 victim.stopped = True  # and perhaps it goes on, before or after it is given up
             else:
@@ -405,6 +511,7 @@ class World:
     def _is_done(self) -> bool:
         engines = [p for p in self.processes.values() if isinstance(p, Engine) and p.is_ready and not p.stopped]
         quiet = bool(engines) and not engines[0].scheduler.has_work and not engines[0].side.num_runs
+        quiet = quiet and not any(p.side.num_choices for p in self.processes.values() if isinstance(p, Detokenizer))
         return quiet and all(stream.done or stream.left for stream in self.streams)
 
     def _check_time(self, limit: float) -> None:
@@ -432,6 +539,22 @@ def _whole(prompt: tuple[int, ...], params: SamplingParams, choice: int) -> tupl
     return tokens, "length"
 
 
+def _fold(prompt: tuple[int, ...], params: SamplingParams) -> OutputProcessor:
+    return OutputProcessor(TOKENIZER, params, prompt_tail_ids=prompt[-8:], eos_ids=(EOS,))
+
+
+def _text(prompt: tuple[int, ...], params: SamplingParams, tokens: list[int]) -> tuple[str, int | None]:
+    """The text of a choice, and after how many of its tokens a stop string ends it, if one does."""
+    fold, text = _fold(prompt, params), ""
+    for token in tokens:
+        delta = fold.push(token)
+        text += delta.text
+        if delta.truncate_at is not None:
+            return text, delta.truncate_at
+    rest = fold.finish()
+    return text + rest.text, rest.truncate_at
+
+
 def main() -> None:
     """Play worlds: python -m link_world --seeds 500 --from 1 (make dst-links)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -443,9 +566,11 @@ def main() -> None:
         try:
             world = World(seed).play()
             World(seed, kills=0, requests=10, apis=1, poison=0.3).play()
+            whole = World(seed, kills=9, full=True).play()
         except Exception as error:
             raise SystemExit(f"seed {seed}: {error!r}") from error
-        deaths, resumed = deaths + world.num_kills, resumed + world.num_resumed
+        deaths += world.num_kills + whole.num_kills
+        resumed += world.num_resumed + whole.num_resumed
     print(f"{given.seeds} seeds: {deaths} processes killed, {resumed} requests resumed, every stream as undisturbed")
 
 

@@ -25,6 +25,11 @@ def test_any_process_may_die_at_any_event() -> None:
     assert sum(world.num_resumed for world in worlds) > 30  # the deaths came in the middle of something
 
 
+def test_any_process_may_die_where_the_text_is_made_apart() -> None:
+    worlds = [World(seed, kills=9, full=True).play() for seed in range(30)]
+    assert sum(world.num_resumed for world in worlds) > 30
+
+
 def test_a_request_that_kills_engines_takes_nobody_along() -> None:
     worlds = [World(seed, kills=0, requests=10, apis=1, poison=0.3).play() for seed in range(10)]
     ends = {stream.poison: set() for world in worlds for stream in world.streams}
@@ -50,7 +55,9 @@ SAMPLES: list[tuple[Any, Any]] = [
     (m.FromEngine, m.Refused(1, "prompt", 3, "give less")),
     (m.FromEngine, m.Stats({"steps": 1.0})),
     (m.ToSupervisor, m.Ready(FACTS)),
-    (m.ToChild, m.EngineUp(3, "engine-3", FACTS)),
+    (m.ToChild, m.Up("engine", 3, "engine-3", FACTS)),
+    (m.FromText, m.Route(7)),
+    (m.Texts, m.Texts(("é", None, ("", 3, "END")), ("",))),
 ]
 
 
@@ -323,8 +330,8 @@ def served() -> tuple[Supervision, dict[str, int]]:
     plan.tick(0.0)
     seats = started(plan)
     plan.heard(seats["api-0"], m.Beat(), 1.0)
-    plan.heard(seats["engine"], m.Ready(FACTS), 1.0)
-    assert plan.actions == [Tell(seats["api-0"], m.EngineUp(seats["engine"], f"engine-{seats['engine']}", FACTS))]
+    plan.heard(seats["engine"], m.Ready(FACTS, "there"), 1.0)
+    assert plan.actions == [Tell(seats["api-0"], m.Up("engine", seats["engine"], "there", FACTS))]
     plan.heard(seats["api-0"], m.Ready(), 1.0)
     plan.actions.clear()
     assert plan.is_serving
@@ -377,7 +384,7 @@ def test_who_is_silent_is_ended_and_not_heard_again() -> None:
     plan.tick(40.0)
     assert plan.actions == [Kill(seats["engine"])]
     plan.exited(seats["engine"], -9, 40.0)
-    assert Tell(seats["api-0"], m.EngineGone()) in plan.actions
+    assert Tell(seats["api-0"], m.Gone("engine", seats["engine"])) in plan.actions
     engine = started(plan)["engine"]
     plan.heard(seats["api-0"], m.Beat(), 99.0)
     plan.tick(100.0)
@@ -417,7 +424,7 @@ def test_a_drain_ends_the_front_ends_first_and_a_second_one_everybody() -> None:
     plan.heard(engine, m.Ready(FACTS), 7.0)
     plan.actions.clear()
     plan.exited(seats["api-0"], 0, 8.0)
-    assert plan.actions == [Tell(engine, m.ApiGone(seats["api-0"])), Tell(engine, m.Drain())]
+    assert plan.actions == [Tell(engine, m.Gone("api-0", seats["api-0"])), Tell(engine, m.Drain())]
     plan.exited(engine, 0, 9.0)
     assert plan.actions[-1] == End(0) and started(plan) == {}
     plan, seats = served()

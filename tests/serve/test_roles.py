@@ -27,6 +27,7 @@ from octavo.serve.roles.supervisor import _Supervisor
 
 TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 COMPACT = (TINY, "--layout", "compact", "--backend", "reference")
+FULL = (TINY, "--layout", "full", "--backend", "reference")
 EXTRA: list[dict[str, Any]] = [
     {},
     {"n": 2},
@@ -183,6 +184,16 @@ def test_an_engine_whose_step_hangs_is_started_anew(faults: Any) -> None:
         assert [line for line in server.output if "has ended" in line] == ["engine has ended with -9\n"]
 
 
+def test_every_stream_goes_on_when_who_makes_the_text_is_killed() -> None:
+    with live_server(*FULL) as server:
+        undisturbed = asyncio.run(all_streams(server.url))
+        assert all(len(told[0][0]) == 24 or told[0][3] == ["stop", "q"] for told in undisturbed)
+        for seat in ("detokenizer", "engine"):
+            assert asyncio.run(all_streams(server.url, partial(strike, server, seat))) == undisturbed
+            until(lambda: is_healthy(server.url))
+        assert wait_idle(server.url)
+
+
 async def flood(url: str, requests: int, between: Any) -> None:
     """More requests than are run at once; `between` is done once the first one has said something."""
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -323,7 +334,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "flags, remedy", [(["--layout", "full"], "use compact"), (["--layout", "compact", "nowhere.json"], "nowhere.json")]
+    "flags, remedy", [(["--layout", "fast"], "use one of"), (["--layout", "compact", "nowhere.json"], "nowhere.json")]
 )
 def test_what_is_not_there_is_refused_by_name(flags: list[str], remedy: str) -> None:
     command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *flags]

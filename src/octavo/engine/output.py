@@ -6,9 +6,9 @@ TokenEvents of one step -> OutputDelta for each choice that they touch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.events import EventKind, StepEvents, TokenEvent
@@ -16,9 +16,9 @@ from octavo.core.request import FinishReason, Request
 from octavo.decoding.output import OutputProcessor
 from octavo.tokenizers.base import Tokenizer
 
-__all__ = ["OutputDelta", "OutputRouter"]
+__all__ = ["PROMPT_TAIL", "OutputDelta", "OutputRouter"]
 
-_TAIL = 8  # prompt tokens that the detokenizer may look at
+PROMPT_TAIL = 8  # prompt tokens that the detokenizer may look at
 _TOKEN, _CHOICE_END = EventKind.TOKEN, EventKind.CHOICE_END
 
 
@@ -55,14 +55,14 @@ class _Reader:
 
     __slots__ = ("cached", "counts", "num_prompt_tokens", "processors", "request", "whole")
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, whole: bool) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer, whole: bool, fold: Callable[..., Any]) -> None:
         self.request = request
         self.num_prompt_tokens = len(request.prompt_token_ids)
         # a stop string must be looked for at every token, and prompt logprobs come with the first one
         self.whole = whole and not request.params.stop and request.params.prompt_logprobs is None
-        tail = request.prompt_token_ids[-_TAIL:]
+        tail = request.prompt_token_ids[-PROMPT_TAIL:]
         self.processors = [
-            OutputProcessor(tokenizer, request.params, prompt_tail_ids=tail, eos_ids=request.eos_token_ids)
+            fold(tokenizer, request.params, prompt_tail_ids=tail, eos_ids=request.eos_token_ids)
             for _ in request.branches
         ]
         self.counts = [0] * len(self.processors)
@@ -77,10 +77,14 @@ _Deltas = dict[tuple[str, int], OutputDelta]
 
 
 class OutputRouter:
-    """Turns the events of each step into deltas for the requests that were opened. One for an engine."""
+    """Turns the events of each step into deltas for the requests that were opened. One for an engine.
 
-    def __init__(self, core: Stopper, tokenizer: Tokenizer) -> None:
+    ``fold`` makes the `OutputProcessor` of a choice, or what stands in its place where another process has it.
+    """
+
+    def __init__(self, core: Stopper, tokenizer: Tokenizer, fold: Callable[..., Any] = OutputProcessor) -> None:
         self.core = core
+        self._fold = fold
         self.tokenizer = tokenizer
         self._readers: dict[str, _Reader] = {}
         self._num_streams = 0  # readers to whom every token matters at once
@@ -88,13 +92,18 @@ class OutputRouter:
     def open(self, request: Request, *, whole: bool = False) -> None:
         """Follow a request that has been submitted. ``whole``: each choice as one delta, at its end, if that can be."""
         self.close(request.request_id)
-        reader = self._readers[request.request_id] = _Reader(request, self.tokenizer, whole)
+        reader = self._readers[request.request_id] = _Reader(request, self.tokenizer, whole, self._fold)
         self._num_streams += not reader.whole
 
     def close(self, request_id: str) -> None:
         """Stop following; its later events are dropped."""
         reader = self._readers.pop(request_id, None)
         self._num_streams -= reader is not None and not reader.whole
+
+    def processor(self, request_id: str, choice: int) -> Any:
+        """The fold of a choice that is followed; None if it is not."""
+        reader = self._readers.get(request_id)
+        return None if reader is None else reader.processors[choice]
 
     def take(self, events: Iterable[TokenEvent]) -> list[OutputDelta]:
         """The deltas of one step, by first event. A request is closed with its last one."""

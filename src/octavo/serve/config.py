@@ -16,7 +16,7 @@ from octavo.engine.threads import cpu_quota, usable_cores
 
 __all__ = ["ServeConfig"]
 
-LAYOUTS = ("auto", "single", "compact")
+LAYOUTS = ("auto", "single", "compact", "full")
 LAYOUT_RULE = "auto: compact (engine, front end and supervisor), but single with one CPU or without Unix sockets."
 LOG_FORMATS = ("text", "json")
 _MOST = (1 << 63) - 1
@@ -96,8 +96,6 @@ class ServeConfig:
             raise InvalidInput("log_format", self.log_format, "use one of " + ", ".join(LOG_FORMATS))
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise InvalidInput("otlp_endpoint", self.otlp_endpoint, "give a URL, as http://localhost:4318/v1/traces")
-        if self.layout == "full":
-            raise InvalidInput("layout", self.layout, "is not there yet; use compact: an engine and one front end")
         if self.layout not in LAYOUTS:
             raise InvalidInput("layout", self.layout, "use one of " + ", ".join(LAYOUTS))
         if not self.host.strip():

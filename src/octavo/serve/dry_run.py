@@ -17,6 +17,7 @@ __all__ = ["PROCESS_BYTES", "dry_run"]
 PROCESS_BYTES = {
     "single": {"server": 100 << 20},
     "compact": {"supervisor": 30 << 20, "front end": 80 << 20, "engine": 90 << 20},
+    "full": {"supervisor": 30 << 20, "front end": 80 << 20, "detokenizer": 70 << 20, "engine": 90 << 20},
 }
 
 

@@ -43,10 +43,10 @@ def serve(engine_config: EngineConfig, config: ServeConfig, say: Callable[[str],
 
 def _served_by(layout: str) -> Callable[..., None]:
     """What runs a layout; each imports no more than it needs."""
-    if layout == "compact":
-        from octavo.serve.roles.supervisor import serve_compact
+    if layout in ("compact", "full"):
+        from octavo.serve.roles.supervisor import serve_apart
 
-        return serve_compact
+        return serve_apart
     from octavo.serve.single import serve_single
 
     return serve_single

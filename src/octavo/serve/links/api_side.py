@@ -54,7 +54,8 @@ class _Open:
     row: int = 0  # of its first choice, in the engine that has it; 0: none
     known: int = 0  # output tokens when it was asked for
     deaths: int = 0  # of engines in a row, without a token in between
-    attempt: int = 0  # times that it was begun anew in one engine
+    engine: int = 0  # that it was last asked of
+    attempt: int = 0  # times that it was begun anew there: an engine remembers the names that it has run
     cached: int | None = None  # prompt tokens from the prefix cache, as first told
 
 
@@ -125,6 +126,11 @@ class ApiSide:
         if self.engine:
             self.outbox.append(Read(request_id))
 
+    def choice_of(self, row: int) -> tuple[str, int] | None:
+        """Request and choice that are followed under a row."""
+        branch = self._rows.get(row)
+        return None if branch is None else branch.key
+
     def take(self) -> Sequence[TokenEvent]:
         """Ends that `stop` came to."""
         found, self._found = self._found, []
@@ -159,7 +165,7 @@ class ApiSide:
         for entry in list(self._open.values()):
             if entry.row:
                 entry.deaths = entry.deaths + 1 if _num_tokens(entry) == entry.known else 1
-                entry.row = entry.attempt = 0
+                entry.row = 0
             if entry.deaths >= MAX_DEATHS:
                 self._give_up(entry)
         return self.take()
@@ -187,6 +193,8 @@ class ApiSide:
     def _ask(self, entry: _Open, now: float) -> None:
         """Send a request to the engine, under rows of its own."""
         request, branches = entry.request, entry.request.branches
+        entry.attempt = entry.attempt + 1 if entry.engine == self.engine else 0
+        entry.engine = self.engine
         entry.row, entry.known = self._next_row, _num_tokens(entry)
         self._next_row += len(branches)
         self._asked[entry.row] = entry
@@ -293,7 +301,6 @@ class ApiSide:
         """Messages were lost: the engine begins anew behind what is known."""
         self._say(entry, Cancel(entry.row))
         self._unfollow(entry)
-        entry.attempt += 1
         self._ask(entry, now)
 
     def _others(self, events: Iterable[Event]) -> Iterable[TokenEvent]:

@@ -1,11 +1,14 @@
 """The engine's end of its links: what it runs, and for which front end. No I/O, no clock.
 
 message of a front end -> hear -> the scheduler's inbox          events of a step -> take -> a `Step` for each front end
+
+Where the text is made in a process of its own, what is drawn goes through that: it is told, in the bytes that they came
+in, of the messages of front ends that say what a row is, and gets the steps of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +23,10 @@ from octavo.serve.links.messages import (
     Cancel,
     Event,
     FromEngine,
+    Join,
+    Joined,
+    Left,
+    Link,
     Read,
     Refused,
     Shed,
@@ -28,11 +35,13 @@ from octavo.serve.links.messages import (
     Submit,
     ToEngine,
     pack_logprobs,
+    relayed,
 )
 
 __all__ = ["Core", "EngineSide", "request_of"]
 
 _KINDS = {EventKind.TOKEN: TOKEN, EventKind.CHOICE_END: CHOICE_END, EventKind.REQUEST_END: REQUEST_END}
+_LINK: Link[FromEngine, ToEngine] = Link(ToEngine)
 _MAX_TEXT = 4000  # characters of an error that is passed on
 
 
@@ -71,6 +80,7 @@ class EngineSide:
     """Requests of all front ends, by their epochs. ``outbox`` is for whoever does the I/O to send and clear.
 
     ``make`` builds the scheduler's request out of a `Submit`. ``note`` gets the messages that are for the timeline.
+    ``apart``: there is a detokenizer, and without one nothing that is drawn is sent.
     """
 
     def __init__(
@@ -78,9 +88,12 @@ class EngineSide:
         core: Core,
         make: Callable[[Submit, float], Request],
         note: Callable[[Read | Shed, float], None] = lambda message, now: None,
+        *,
+        apart: bool = False,
     ) -> None:
         self.core = core
-        self.outbox: list[tuple[int, FromEngine]] = []  # (epoch of the front end, message)
+        self.outbox: list[tuple[int, FromEngine | list[bytes]]] = []  # (epoch of the receiver, message or relay)
+        self.through: int | None = 0 if apart else None  # epoch of the detokenizer; 0: none now
         self._make, self._note = make, note
         self._peers: dict[int, _Peer] = {}  # by epoch
         self._dead: set[int] = set()  # epochs that are heard no more
@@ -97,34 +110,56 @@ class EngineSide:
         """Requests that are followed."""
         return len(self._runs)
 
-    def hear(self, sender: int, message: ToEngine, now: float) -> None:
-        """Take in what a front end says. The dead are not heard, nor whoever has not said who it is."""
-        if isinstance(message, ApiHello) and sender not in self._dead:
+    def parcels(self, own: int) -> Iterator[tuple[int, list[bytes]]]:
+        """What is to be sent: the receiver's epoch, and frames; ``own``: the engine's. Empties the outbox."""
+        outbox, self.outbox = self.outbox, []
+        for epoch, message in outbox:
+            frames = message if isinstance(message, list) else _LINK.pack(message, own, epoch)
+            if self.through is None or not isinstance(message, (Step, list)):
+                yield epoch, frames
+            elif self.through:
+                yield self.through, relayed(frames, own, self.through)
+
+    def hear(self, sender: int, message: ToEngine, now: float) -> bool:
+        """Take in what somebody says. The dead are not heard, nor whoever has not said who it is.
+
+        True: it says what a row is, so the detokenizer has to know of it (`pass_on`).
+        """
+        if sender in self._dead:
+            return False
+        if isinstance(message, Join):
+            self.through = sender
+            self.outbox.append((sender, Joined()))
+        if isinstance(message, ApiHello):
             self._seat(sender, message.seat, now)
         peer = self._peers.get(sender)
         if peer is None:
-            return
+            return False
         peer.heard = now
         if isinstance(message, Submit):
-            self._submit(sender, peer, message, now)
-        elif isinstance(message, Cancel):
-            run = peer.runs.get(message.row)
-            if run is not None:
-                self._drop(run)
-                self.core.cancel(run.request.request_id, FinishReason.CANCELLED)
-        elif isinstance(message, Stop):
+            return self._submit(sender, peer, message, now)
+        if isinstance(message, Cancel):
+            return self._cancel(peer, message.row)
+        if isinstance(message, Stop):
             self._stop(peer, message)
         elif isinstance(message, (Read, Shed)):
             self._note(message, now)
+        return isinstance(message, ApiHello)
+
+    def pass_on(self, frames: list[bytes]) -> None:
+        """Have the detokenizer, if there is one, told of a message in the bytes that it came in."""
+        if self.through:
+            self.outbox.append((self.through, frames))
 
     def gone(self, epoch: int) -> None:
-        """A front end has died: what it asked for is cancelled, and it is never heard again."""
+        """Somebody has died, and is never heard again: what a front end asked for is cancelled."""
         self._dead.add(epoch)
+        self.through = 0 if self.through == epoch else self.through
         peer = self._peers.pop(epoch, None)
-        for run in list(peer.runs.values()) if peer is not None else ():
-            self._runs.pop(run.request.request_id, None)
-            self.num_ended += 1
-            self.core.cancel(run.request.request_id, FinishReason.CANCELLED)
+        if peer is not None:
+            self._cancel_all(peer)
+            if self.through:
+                self.outbox.append((self.through, Left(epoch)))
 
     def overslept(self, now: float) -> None:
         """It was we who were away: what others said meanwhile is still to be heard."""
@@ -174,11 +209,11 @@ class EngineSide:
         for other, peer in list(self._peers.items()):
             if peer.seat == seat and other < epoch:
                 self.gone(other)
-        self._peers.setdefault(epoch, _Peer(seat, now))
+        self._cancel_all(self._peers.setdefault(epoch, _Peer(seat, now)))
 
-    def _submit(self, epoch: int, peer: _Peer, message: Submit, now: float) -> None:
+    def _submit(self, epoch: int, peer: _Peer, message: Submit, now: float) -> bool:
         if message.row in peer.runs:
-            return  # the message came twice
+            return False  # the message came twice
         try:
             request = self._make(message, now)
             self.core.submit(request, now)
@@ -186,8 +221,24 @@ class EngineSide:
             value = error.value if isinstance(error.value, int | float | bool) else shorten(error.value)
             remedy = error.remedy[:_MAX_TEXT]
             self.outbox.append((epoch, Refused(message.row, error.field[:_MAX_TEXT], value, remedy)))
-            return
+            return False
         peer.runs[message.row] = self._runs[request.request_id] = _Run(epoch, message.row, request)
+        return True
+
+    def _cancel(self, peer: _Peer, row: int) -> bool:
+        run = peer.runs.get(row)
+        if run is None:
+            return False
+        self._drop(run)
+        self.core.cancel(run.request.request_id, FinishReason.CANCELLED)
+        return True
+
+    def _cancel_all(self, peer: _Peer) -> None:
+        for run in list(peer.runs.values()):
+            self._runs.pop(run.request.request_id, None)
+            self.num_ended += 1
+            self.core.cancel(run.request.request_id, FinishReason.CANCELLED)
+        peer.runs.clear()
 
     def _stop(self, peer: _Peer, message: Stop) -> None:
         for run in peer.runs.values():

@@ -1,6 +1,8 @@
 """The messages between processes: typed, bounded, versioned. Fixed schemas, so no byte received names a type to build.
 
 frames of one message    header (schema version, sender's epoch, receiver's epoch) | body (MessagePack)
+of one that is relayed   header of who relays it | header | body, as they came
+of a step with its text  header | body, as they came | `Texts`
 
 An *epoch* is the number of one life of one process, given by the supervisor and never given again. A *row* is the
 number under which a front end follows one choice in one engine: a request with n choices takes n rows in sequence, and
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -22,13 +24,14 @@ from octavo.core.params import MAX_CHOICES, SamplingParams
 from octavo.core.request import MAX_ID_CHARACTERS
 
 __all__ = [
-    "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "REQUEST_END", "TOKEN", "ApiGone", "ApiHello", "Beat", "Cancel",
-    "Drain", "EngineFacts", "EngineGone", "EngineUp", "Event", "Explain", "Explained", "Failed", "FromEngine", "Link",
-    "Look", "ProtocolError", "Read", "Ready", "Refused", "Seen", "Shed", "Stats", "Step", "Stop", "Submit", "ToChild",
-    "ToEngine", "ToSupervisor", "pack_logprobs", "unpack_logprobs",
+    "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "REQUEST_END", "TOKEN", "ApiHello", "Beat", "Cancel", "Drain",
+    "EngineFacts", "Event", "Explain", "Explained", "Failed", "FromEngine", "FromText", "Gone", "Join", "Joined",
+    "Left", "Link", "Look", "ProtocolError", "Read", "Ready", "Refused", "Route", "Seen", "Shed", "Shown", "Stats",
+    "Step", "Stop", "Submit", "Texts", "ToChild", "ToEngine", "ToSupervisor", "ToText", "Up", "ends_of",
+    "pack_logprobs", "relayed", "unpack_logprobs",
 ]  # fmt: skip
 
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 64 << 20  # of one message
 MAX_EXPLANATION = 4 << 20
 MAX_SEEN = 4 << 20
@@ -57,7 +60,7 @@ class _Message(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=
 
 
 class ApiHello(_Message, tag=1):
-    """The first message of a front end. A seat has one occupant: what an earlier one asked for ends here."""
+    """A front end begins. A seat has one occupant: what was asked for from it before, by whichever life, ends here."""
 
     seat: _Name
 
@@ -126,7 +129,11 @@ class Look(_Message, tag=9):
     """Somebody watches: what does the engine do right now? Answered with ``Seen``."""
 
 
-ToEngine = ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain | Look
+class Join(_Message, tag=10):
+    """A detokenizer asks that what is drawn goes through it from now on. Answered with ``Joined``."""
+
+
+ToEngine = ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain | Look | Join
 
 
 # -- engine to front end
@@ -186,7 +193,40 @@ class Seen(_Message, tag=24):
     content: Annotated[bytes, Meta(max_length=MAX_SEEN)]
 
 
-FromEngine = Step | Refused | Stats | Explained | Seen
+class Joined(_Message, tag=25):
+    """The answer to ``Join``: what is relayed follows."""
+
+
+class Left(_Message, tag=26):
+    """To a detokenizer: a front end has died, or counts as dead."""
+
+    epoch: _Epoch
+
+
+FromEngine = Step | Refused | Stats | Explained | Seen | Joined | Left
+
+
+# -- engine to detokenizer to front end
+
+# what a token shows: its text; where a stop string ended the choice, that, the tokens to keep, and the stop string
+Shown = str | tuple[str, _Id, _Text]
+
+
+class Route(_Message, tag=50):
+    """The detokenizer has joined this engine: what is asked of it from now on will come back with its text."""
+
+    engine: _Epoch
+
+
+class Texts(_Message, tag=51):
+    """The text of a ``Step``: for each of its tokens, then for each of its events. None: it is of nobody known."""
+
+    plain: tuple[Shown | None, ...]
+    events: tuple[Shown | None, ...] = ()
+
+
+ToText = ApiHello | Submit | Cancel | Step | Joined | Left
+FromText = Step | Route
 
 
 # -- children to supervisor, and back
@@ -205,9 +245,10 @@ class EngineFacts(_Message):
 
 
 class Ready(_Message, tag=40):
-    """A child serves."""
+    """A child serves, and can be connected to at this address, if at all."""
 
     facts: EngineFacts | None = None
+    address: _Text = ""
 
 
 class Failed(_Message, tag=41):
@@ -218,21 +259,19 @@ class Failed(_Message, tag=41):
     remedy: _Text
 
 
-class EngineUp(_Message, tag=42):
-    """An engine serves, at this address."""
+class Up(_Message, tag=42):
+    """Somebody whom the receiver has to do with serves, at this address."""
 
+    seat: _Name
     epoch: _Epoch
     address: _Text
-    facts: EngineFacts
+    facts: EngineFacts | None = None  # of an engine
 
 
-class EngineGone(_Message, tag=43):
-    """The engine has died; another one will come."""
+class Gone(_Message, tag=43):
+    """Somebody has died; another one will take the seat."""
 
-
-class ApiGone(_Message, tag=44):
-    """A front end has died."""
-
+    seat: _Name
     epoch: _Epoch
 
 
@@ -241,7 +280,7 @@ class Drain(_Message, tag=45):
 
 
 ToSupervisor = Ready | Failed | Beat
-ToChild = EngineUp | EngineGone | ApiGone | Drain
+ToChild = Up | Gone | Drain
 
 _Out = TypeVar("_Out")
 _In = TypeVar("_In")
@@ -256,26 +295,51 @@ class Link(Generic[_Out, _In]):
 
     def pack(self, message: _Out, sender: int, receiver: int = 0) -> list[bytes]:
         """The frames of a message; receiver 0: whoever gets it. Raises ``ProtocolError`` for one that is too large."""
+        return [_header(sender, receiver), self.pack_body(message)]
+
+    def pack_body(self, message: _Out) -> bytes:
+        """A message without its header."""
         body = self._encode(message)
         if len(body) > MAX_BYTES:
             raise ProtocolError(f"a message of {len(body)} bytes; at most {MAX_BYTES} may be sent")
-        return [_HEADER.pack(_MAGIC, VERSION, sender, receiver), body]
+        return body
 
     def unpack(self, frames: Sequence[bytes], own: int) -> tuple[int, _In] | None:
         """Sender's epoch and message; None for one to another life. Raises ``ProtocolError`` for what is no message."""
-        if len(frames) != 2 or len(frames[0]) != _HEADER.size or len(frames[1]) > MAX_BYTES:
+        if len(frames) != 2:
             raise ProtocolError(f"{len(frames)} frames of {sum(map(len, frames))} bytes are no message")
-        magic, version, sender, receiver = _HEADER.unpack(frames[0])
-        if magic != _MAGIC or version != VERSION:
-            raise ProtocolError(f"a message of version {version}; this process speaks {VERSION}")
-        if receiver not in (0, own):
-            return None
+        sender, receiver = ends_of(frames[0])
+        return (sender, self.unpack_body(frames[1])) if receiver in (0, own) else None
+
+    def unpack_body(self, body: bytes) -> _In:
+        """A message without its header. Raises ``ProtocolError``."""
+        if len(body) > MAX_BYTES:
+            raise ProtocolError(f"a message of {len(body)} bytes; at most {MAX_BYTES} may be sent")
         try:
-            return sender, self._decode(frames[1])
+            return cast("_In", self._decode(body))
         except msgspec.DecodeError as error:
             raise ProtocolError(f"a message that does not fit its schema: {error}") from error
         except RecursionError as error:
             raise ProtocolError("a message that is nested too deep") from error
+
+
+def ends_of(header: bytes) -> tuple[int, int]:
+    """Epochs of a message's sender and receiver. Raises ``ProtocolError``."""
+    if len(header) != _HEADER.size:
+        raise ProtocolError(f"{len(header)} bytes are no header of a message")
+    magic, version, sender, receiver = _HEADER.unpack(header)
+    if magic != _MAGIC or version != VERSION:
+        raise ProtocolError(f"a message of version {version}; this process speaks {VERSION}")
+    return sender, receiver
+
+
+def relayed(frames: Sequence[bytes], sender: int, receiver: int) -> list[bytes]:
+    """A message as it came, for somebody who has to know of it."""
+    return [_header(sender, receiver), *frames]
+
+
+def _header(sender: int, receiver: int) -> bytes:
+    return _HEADER.pack(_MAGIC, VERSION, sender, receiver)
 
 
 def pack_logprobs(entry: TokenLogprobs | None) -> Logprobs | None:

@@ -4,7 +4,7 @@
                         |                 |
                         +----- Drain -----+--> ends, and stays down
 
-The order of a good end: the front ends finish what is open and end, then the engine.
+The order of a good end: the front ends finish what is open and end, then all others.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.serve.links.messages import ApiGone, Beat, Drain, EngineFacts, EngineGone, EngineUp, Failed, Ready, ToChild
+from octavo.serve.links.messages import Beat, Drain, EngineFacts, Failed, Gone, Ready, ToChild, Up
 
 __all__ = ["ENGINE", "End", "Kill", "Rules", "Start", "Supervision", "Tell"]
 
-ENGINE = "engine"
+ENGINE, DETOKENIZER, API = "engine", "detokenizer", "api"
+# who is told when somebody serves, and who is told of a death, by roles
+_MEETS = {API: (ENGINE, DETOKENIZER), DETOKENIZER: (ENGINE,), ENGINE: ()}
+_MOURNS = {API: (ENGINE, DETOKENIZER), DETOKENIZER: (ENGINE,), ENGINE: (API, DETOKENIZER)}
 
 
 @dataclass(frozen=True)
@@ -80,20 +83,35 @@ class _Seat:
     killed: bool = False  # the one who sits there
     problem: Failed | None = None
     facts: EngineFacts | None = None
+    address: str = ""
+
+    @property
+    def role(self) -> str:
+        """What is done there."""
+        return self.name.split("-")[0]
+
+    @property
+    def hears(self) -> bool:
+        """Whether somebody sits there who can be told something."""
+        return bool(self.epoch) and self.heard is not None
 
 
 @dataclass
 class Supervision:
-    """One engine and some front ends. ``actions`` is for whoever does the I/O to carry out, in order, and clear."""
+    """One engine, some front ends, and perhaps a detokenizer between them.
+
+    ``actions`` is for whoever does the I/O to carry out, in order, and clear.
+    """
 
     apis: int
     rules: Rules = field(default_factory=Rules)
-    address_of: str = "engine-{}"  # of an engine, by its epoch
+    detokenizers: int = 0
 
     def __post_init__(self) -> None:
         self.actions: list[Action] = []
         self._engine = _Seat(ENGINE)
-        self._apis = [_Seat(f"api-{i}") for i in range(self.apis)]
+        self._apis = [_Seat(f"{API}-{i}") for i in range(self.apis)]
+        self._backs = [self._engine, *(_Seat(DETOKENIZER) for _ in range(self.detokenizers))]
         self._epoch = 0
         self._draining = self._ended = False
 
@@ -114,7 +132,7 @@ class Supervision:
 
     @property
     def _seats(self) -> Sequence[_Seat]:
-        return (self._engine, *self._apis)
+        return (*self._backs, *self._apis)
 
     # -- what was seen
 
@@ -145,9 +163,11 @@ class Supervision:
         if isinstance(message, Failed):
             seat.problem = message
         elif isinstance(message, Ready) and seat.state == "starting":
-            self._ready(seat, message.facts, now)
-        if first and seat is not self._engine and self._engine.state == "ready":
-            self._introduce(seat)
+            self._ready(seat, message, now)
+        if first:
+            for other in self._seats:
+                if other.state == "ready" and other is not seat:
+                    self._introduce(other, seat)
 
     def exited(self, epoch: int, code: int, now: float) -> None:
         """A process has ended."""
@@ -187,8 +207,8 @@ class Supervision:
     # -- inside
 
     def _is_wanted(self, seat: _Seat) -> bool:
-        """Whether somebody is to sit there: while it drains, an engine for the front ends that are left."""
-        return not self._draining or (seat is self._engine and any(api.epoch for api in self._apis))
+        """Whether somebody is to sit there: while it drains, whoever serves the front ends that are left."""
+        return not self._draining or (seat in self._backs and any(api.epoch for api in self._apis))
 
     def _is_lost(self, seat: _Seat, now: float) -> bool:
         if seat.state == "draining" and now - seat.began > self.rules.drain:
@@ -211,40 +231,35 @@ class Supervision:
         seat.killed = True
         self.actions.append(Kill(seat.epoch))
 
-    def _ready(self, seat: _Seat, facts: EngineFacts | None, now: float) -> None:
-        seat.state, seat.began, seat.was_ready, seat.problem, seat.facts = "ready", now, True, None, facts
-        seat.false_starts = 0
-        if seat is self._engine:
-            for api in self._apis:
-                if api.epoch and api.heard is not None:
-                    self._introduce(api)
+    def _ready(self, seat: _Seat, message: Ready, now: float) -> None:
+        seat.state, seat.began, seat.was_ready, seat.problem = "ready", now, True, None
+        seat.facts, seat.address, seat.false_starts = message.facts, message.address, 0
+        for other in self._seats:
+            if other.hears and other is not seat:
+                self._introduce(seat, other)
 
-    def _introduce(self, api: _Seat) -> None:
-        """Tell a front end of the engine."""
-        engine = self._engine
-        if engine.facts is not None:
-            address = self.address_of.format(engine.epoch)
-            self.actions.append(Tell(api.epoch, EngineUp(engine.epoch, address, engine.facts)))
+    def _introduce(self, seat: _Seat, other: _Seat) -> None:
+        """Tell a process of one that serves, if it has to do with it."""
+        if seat.role in _MEETS[other.role]:
+            self.actions.append(Tell(other.epoch, Up(seat.name, seat.epoch, seat.address, seat.facts)))
 
     def _tell_of_death(self, seat: _Seat, epoch: int) -> None:
-        if seat is self._engine:
-            for api in self._apis:
-                if api.epoch and api.heard is not None:
-                    self.actions.append(Tell(api.epoch, EngineGone()))
-        elif self._engine.state == "ready":
-            self.actions.append(Tell(self._engine.epoch, ApiGone(epoch)))
+        for other in self._seats:
+            listens = other.state == "ready" if other is self._engine else other.hears
+            if listens and seat.role in _MOURNS[other.role]:
+                self.actions.append(Tell(other.epoch, Gone(seat.name, epoch)))
 
     def _go_on_draining(self, now: float) -> None:
-        engine = self._engine
         if any(seat.epoch for seat in self._apis) or self._ended:
             return
-        if not engine.epoch:
+        if not any(seat.epoch for seat in self._backs):
             self._end(0, None)
-        elif engine.state == "ready":
-            engine.state, engine.began = "draining", now
-            self.actions.append(Tell(engine.epoch, Drain()))
-        elif engine.state == "starting" and not engine.killed:
-            self._kill(engine)
+        for seat in self._backs:
+            if seat.state == "ready":
+                seat.state, seat.began = "draining", now
+                self.actions.append(Tell(seat.epoch, Drain()))
+            elif seat.state == "starting" and not seat.killed:
+                self._kill(seat)
 
     def _end(self, code: int, problem: Failed | None) -> None:
         for seat in self._seats:

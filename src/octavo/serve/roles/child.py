@@ -43,6 +43,11 @@ class Settings(msgspec.Struct):
     listener: int = -1  # file descriptor of the listening socket, for a front end
 
     @property
+    def is_full(self) -> bool:
+        """Whether the detokenizer is a process of its own."""
+        return self.server.resolved_layout == "full"
+
+    @property
     def silence(self) -> float:
         """Seconds without a sign of life, after which a process counts as dead."""
         return self.server.silence_timeout
@@ -74,9 +79,9 @@ class Child:
         """A message to the supervisor; from the main thread only."""
         self.control.send_multipart(self.link.pack(message, self.epoch), zmq.NOBLOCK)
 
-    def ready(self, facts: EngineFacts | None = None) -> None:
-        """It serves."""
-        self.tell(Ready(facts))
+    def ready(self, facts: EngineFacts | None = None, address: str = "") -> None:
+        """It serves, and can be connected to at this address."""
+        self.tell(Ready(facts, address))
 
     def failed(self, error: OctavoError | OSError) -> None:
         """It cannot start, and says why."""
@@ -107,7 +112,7 @@ class Child:
 
 
 def main(name: str) -> None:
-    """Be the engine, or a front end, as the supervisor says."""
+    """Be what the supervisor says."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the supervisor hears them, and says what follows
     settings = msgspec.json.decode(_read_line(), type=Settings)
@@ -137,6 +142,10 @@ def _role(seat: str) -> Callable[[Child], int]:
         from octavo.serve.roles.engine import run_engine
 
         return run_engine
+    if seat == "detokenizer":
+        from octavo.serve.roles.detokenizer import run_detokenizer
+
+        return run_detokenizer
     from octavo.serve.roles.api import run_api
 
     return run_api

@@ -18,12 +18,12 @@ from octavo.engine.loader import LoadedEngine, load_engine
 from octavo.engine.stats import engine_stats
 from octavo.serve.links.engine_side import EngineSide, request_of
 from octavo.serve.links.messages import (
-    ApiGone,
     ApiHello,
     Drain,
     EngineFacts,
     Explain,
     FromEngine,
+    Gone,
     Link,
     Look,
     ProtocolError,
@@ -55,7 +55,7 @@ def run_engine(child: Child) -> int:
     gc.disable()
     process = _EngineProcess(child, loaded)
     child.patience = child.settings.server.step_timeout
-    child.ready(_facts(loaded))
+    child.ready(_facts(loaded), process.address)
     process.run()
     return 0
 
@@ -76,10 +76,11 @@ def _facts(loaded: LoadedEngine) -> EngineFacts:
 class _EngineProcess:
     def __init__(self, child: Child, loaded: LoadedEngine) -> None:
         self.child, self.loaded, self.core = child, loaded, loaded.core
-        self.side = EngineSide(loaded.core, self._make, self._note)
+        self.side = EngineSide(loaded.core, self._make, self._note, apart=child.settings.is_full)
         self.link: Link[FromEngine, ToEngine] = Link(ToEngine)
         self._explainer = Explainer(loaded.core.scheduler.timeline)
-        self.router = bound(child.context, child.folder, f"engine-{child.epoch}")
+        self.address = f"engine-{child.epoch}"
+        self.router = bound(child.context, child.folder, self.address)
         self._poller = zmq.Poller()
         self._poller.register(self.router, zmq.POLLIN)
         self._poller.register(child.control, zmq.POLLIN)
@@ -148,7 +149,7 @@ class _EngineProcess:
         while (frames := receive(self.child.control)) is not None:
             found = self.child.link.unpack(frames, self.child.epoch)
             message = None if found is None else found[1]
-            if isinstance(message, ApiGone):
+            if isinstance(message, Gone):
                 self.side.gone(message.epoch)
             self._draining = self._draining or isinstance(message, Drain)
 
@@ -166,7 +167,8 @@ class _EngineProcess:
             self._watchers[sender] = None
         elif found is not None and found[0] == sender:
             self._fresh = self._fresh and not isinstance(found[1], ApiHello)
-            self.side.hear(sender, found[1], now)
+            if self.side.hear(sender, found[1], now):
+                self.side.pass_on(list(frames[1:]))
 
     def _look_around(self, now: float) -> None:
         away = now - self._looked
@@ -190,11 +192,10 @@ class _EngineProcess:
         self._send()
 
     def _send(self) -> None:
-        outbox, self.side.outbox = [*self.side.outbox, *self._explainer.answers()], []
-        for epoch, message in outbox:
-            frames = [identity_of(epoch), *self.link.pack(message, self.child.epoch, epoch)]
+        self.side.outbox += self._explainer.answers()
+        for epoch, frames in self.side.parcels(self.child.epoch):
             try:
-                self.router.send_multipart(frames, zmq.NOBLOCK)
+                self.router.send_multipart([identity_of(epoch), *frames], zmq.NOBLOCK)
             except zmq.ZMQError:  # it has left
                 self.side.gone(epoch)
 

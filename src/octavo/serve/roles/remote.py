@@ -12,10 +12,12 @@ import msgspec
 from octavo.core.events import TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
+from octavo.decoding.output import OutputProcessor
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.serve.links.api_side import ApiSide
-from octavo.serve.links.messages import EngineFacts, Explain, Explained, FromEngine, Look, Seen, Shed, ToEngine
+from octavo.serve.links.messages import EngineFacts, Explain, Explained, FromEngine, Look, Seen, Shed, Step, ToEngine
+from octavo.serve.links.told import ToldText, feed
 
 __all__ = ["RemoteEngine"]
 
@@ -27,7 +29,8 @@ class RemoteEngine:
 
     ``send`` takes a message to the engine that `engine_up` named last. ``draw_seed`` gives the seed of a request
     without one: it is drawn here, so that whichever engine goes on with the request has it. An engine that has work
-    and says nothing for ``patience`` seconds is stuck.
+    and says nothing for ``patience`` seconds is stuck. ``apart``: the text is made in another process, and comes with
+    the tokens.
     """
 
     def __init__(
@@ -39,13 +42,14 @@ class RemoteEngine:
         send: Callable[[ToEngine], None],
         draw_seed: Callable[[], int],
         patience: float,
+        apart: bool = False,
     ) -> None:
         self.facts = facts
         self.tokenizer = tokenizer
         self.side = ApiSide(seat)
         self.clock = time.monotonic
         self._send, self._draw_seed, self._patience = send, draw_seed, patience
-        self._router = OutputRouter(self.side, tokenizer)
+        self._router = OutputRouter(self.side, tokenizer, ToldText if apart else OutputProcessor)
         self._mailboxes: dict[str, Mailbox] = {}
         self._heard = self.clock()
         self._asked: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # explanations, by number
@@ -127,14 +131,16 @@ class RemoteEngine:
         for number in list(self._asked):
             self._explained(Explained(number, b"[]"))  # what it remembered is lost
 
-    def hear(self, sender: int, message: FromEngine) -> None:
-        """A message of an engine."""
+    def hear(self, sender: int, message: FromEngine, texts: bytes | None = None) -> None:
+        """A message of an engine; a step, where the text is made apart, with its ``texts``."""
         self._heard = self.clock()
         if isinstance(message, Explained):
             self._explained(message)
             return
         if isinstance(message, Seen) and sender == self.side.engine:
             self._show(msgspec.json.decode(message.content))
+        if texts is not None and isinstance(message, Step) and sender == self.side.engine:
+            feed(self.side, self._router, message, texts)
         self._deliver(self.side.hear(sender, message, self._heard))
         for request_id, error in self.side.refusals:
             mailbox = self._mailboxes.get(request_id)
@@ -195,7 +201,7 @@ class RemoteEngine:
     def health_problem(self) -> str | None:
         """None while there is an engine that makes progress; otherwise what is wrong."""
         if not self.side.engine:
-            return "the engine has died and is being started again"
+            return "the engine has died, or what is between it and here, and is being started again"
         if self.side.num_open and self.clock() - self._heard > self._patience:
             return f"the engine has said nothing for {self._patience:g} s"
         return None

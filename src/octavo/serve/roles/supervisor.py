@@ -23,7 +23,7 @@ from octavo.core.errors import InvalidInput, OctavoError
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.links.messages import Link, ProtocolError, ToChild, ToSupervisor
-from octavo.serve.links.supervision import ENGINE, End, Kill, Rules, Start, Supervision, Tell
+from octavo.serve.links.supervision import API, ENGINE, End, Kill, Rules, Start, Supervision, Tell
 from octavo.serve.notify import READY, STOPPING, notify
 from octavo.serve.roles.child import Settings
 from octavo.serve.roles.sockets import (
@@ -38,7 +38,7 @@ from octavo.serve.roles.sockets import (
 from octavo.serve.signals import ending_signals
 from octavo.serve.words import complain
 
-__all__ = ["serve_compact"]
+__all__ = ["serve_apart"]
 
 _LOOK_MS = 500  # between looks at the clock; half of a sign of life
 _LOOK_SOON_MS = 20  # while somebody is away
@@ -46,10 +46,10 @@ _LOOK_SOON_MS = 20  # while somebody is away
 _PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from octavo.serve.roles.child import main; main(sys.argv[1])"
 
 
-def serve_compact(
+def serve_apart(
     engine: EngineConfig, config: ServeConfig, listener: socket.socket, url: str, say: Callable[[str], None]
 ) -> None:
-    """Serve with one engine and one front end until SIGINT or SIGTERM.
+    """Serve with the processes of the layout until SIGINT or SIGTERM.
 
     Raises ``InvalidInput`` for a model that cannot run, and ``SystemExit`` if the processes do not stay alive.
     """
@@ -77,7 +77,7 @@ class _Shop:
 
     def start(self, seat: str, epoch: int) -> subprocess.Popen[bytes]:
         """Start a process for a seat; its standard input ends when this process does."""
-        takes_clients = seat != "engine"
+        takes_clients = seat.startswith(API)
         descriptor = self.listener.fileno() if takes_clients else -1
         settings = Settings(seat, epoch, str(self.folder), self.engine, self.config, descriptor)
         process = subprocess.Popen(
@@ -97,7 +97,8 @@ class _Supervisor:
     def __init__(self, shop: _Shop, wakeup: socket.socket) -> None:
         self.shop, self._wakeup = shop, wakeup
         rules = Rules(silence=shop.config.silence_timeout, drain=shop.config.shutdown_timeout + 5.0)
-        self.plan = Supervision(apis=1, rules=rules)
+        full = shop.config.resolved_layout == "full"
+        self.plan = Supervision(apis=1, rules=rules, detokenizers=int(full))
         self.link: Link[ToChild, ToSupervisor] = Link(ToSupervisor)
         self.on_serving: Callable[[], None] = lambda: None
         self._said = False  # that it serves
