@@ -238,6 +238,14 @@ METRICS = (
     _gauge("octavo:pages_referenced", "Pages", "pages_referenced", "Pages that a live sequence owns."),
     _gauge("octavo:pages_ticketed", "Pages", "pages_ticketed", "Pages held by an open ticket alone."),
     _gauge(
+        "octavo:live_objects",
+        "Live objects",
+        "live_objects/",
+        "Objects that a process has made since it served and that cyclic garbage collection would look at: flat, or "
+        "something leaks. The engine counts when it collects.",
+        ("process",),
+    ),
+    _gauge(
         "octavo:sequence_bytes",
         "Memory of a sequence",
         "sequence_bytes/",

@@ -5,6 +5,7 @@ Used from the event loop only, so nothing is locked and a token costs a search i
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
@@ -134,7 +135,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Family]:
         """All families, those without a sample too."""
-        stats = dict(self._engine.stats())
+        stats = {**self._engine.stats(), "live_objects/front": len(gc.get_objects())}
         total = stats.get("pages_total", 0)
         if total:
             stats["kv_usage"] = 1 - (stats.get("pages_free", 0) + stats.get("pages_cached", 0)) / total

@@ -89,6 +89,7 @@ class _EngineProcess:
         self._told = 0.0  # when statistics were last sent
         self._fresh = True  # and nothing has happened since
         self._looked = time.monotonic()  # when the silent were last looked for
+        self._objects = 0  # that were alive when garbage was last collected
         self._collected = 0  # requests that had ended when garbage was last collected
 
     def run(self) -> None:
@@ -140,6 +141,7 @@ class _EngineProcess:
         if self.side.num_ended - self._collected >= after:
             self._collected = self.side.num_ended
             gc.collect()
+            self._objects = len(gc.get_objects())
 
     def _listen(self) -> None:
         """Take in all messages that are there."""
@@ -180,7 +182,7 @@ class _EngineProcess:
 
     def _tell_stats(self, now: float) -> None:
         self._told, self._fresh = now, True
-        values = {**engine_stats(self.core), **self.core.metrics.totals()}
+        values = {**engine_stats(self.core), **self.core.metrics.totals(), "live_objects/engine": self._objects}
         stats = Stats({name: float(value) for name, value in values.items()})
         self.side.outbox += [(epoch, stats) for epoch in self.side.peers]
 
