@@ -14,7 +14,7 @@ from octavo.core.request import Request
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
 
 VOCAB = 97
-_REQUEST_FIELDS = ("tenant", "priority", "deadline", "arrival", "namespace", "eos_token_ids", "gang")
+_REQUEST_FIELDS = ("tenant", "priority", "deadline", "arrival", "namespace", "eos_token_ids", "gang", "bulk")
 
 
 def make_request(request_id: str = "r", prompt: Sequence[int] = (1, 2, 3), **values: Any) -> Request:

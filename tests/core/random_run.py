@@ -24,6 +24,7 @@ class Plan:
     prompt: list[int]
     params: dict
     priority: int = 0
+    bulk: bool = False
     eos: list[int] = field(default_factory=list)
     arrival: int = 0
     cancel_at: int | None = None
@@ -59,6 +60,7 @@ PLANS = st.builds(
     prompt=st.lists(tokens, min_size=1, max_size=14),
     params=PARAMS,
     priority=st.integers(-1, 1),
+    bulk=st.booleans(),
     eos=st.lists(st.integers(0, VOCAB - 1), max_size=20),
     arrival=st.integers(0, 12),
     cancel_at=st.one_of(st.none(), st.none(), st.integers(0, 20)),
@@ -88,7 +90,9 @@ def worlds(draw):
 
 
 def request_of(plan: Plan, name: str) -> Request:
-    return make_request(name, plan.prompt, priority=plan.priority, eos_token_ids=plan.eos, **plan.params)
+    return make_request(
+        name, plan.prompt, priority=plan.priority, bulk=plan.bulk, eos_token_ids=plan.eos, **plan.params
+    )
 
 
 def expected_output(plan: Plan, choice: int, max_seq_len: int) -> list[int]:

@@ -226,3 +226,12 @@ def test_refusals_are_kept_and_unknown_requests_refused():
     assert history.refused[0]["status"] == 429
     with pytest.raises(InvalidInput, match="not in the recording"):
         explain(history, "x")
+
+
+def test_the_token_before_a_preemption_is_counted():
+    ring = Timeline(1000)
+    bench = Bench(max_running_requests=1)
+    bench.scheduler.timeline.listen(lambda kind, t, values: ring.record(kind, t, **values))
+    bench.submit(make_request("bulk", bulk=True)).step()
+    bench.submit(make_request("online")).run()
+    assert [life.outputs for life in history_of(ring).lives.values()] == [3, 3]

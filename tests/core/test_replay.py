@@ -107,6 +107,7 @@ def test_every_policy_replays(policy):
         if i < 24:
             prompt = [*range(1, 2 + i % 5), 50 + i % 7]
             about = {"tenant": f"t{i % 3}", "priority": i % 2, "deadline": now + 0.15 if i % 4 == 3 else None}
+            about["bulk"] = i % 5 == 4
             bench.submit(make_request(f"r{i}", prompt, max_tokens=3 + i % 6, arrival=now, **about))
         bench.scheduler.step(9, now)
         now += 0.1 + i / 700

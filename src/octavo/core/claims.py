@@ -58,11 +58,15 @@ class Claims:
         for branch in reversed(self.roster.running):
             if slots >= len(gang) and free >= needed:
                 break
-            if leads(branch) and not self.protected(branch) and self.policy.displaces(head, branch, victims):
+            if leads(branch) and not self.protected(branch) and self._displaces(head, branch, victims):
                 victims += members(branch)
                 free += sum(member.kv_blocks + self._coming(member) for member in members(branch))
                 slots += len(members(branch))
         return victims if slots >= len(gang) and free >= needed else None
+
+    def _displaces(self, head: Branch, victim: Branch, taken: list[Branch]) -> bool:
+        """As the policy says; bulk requests make way for all others."""
+        return head.request.bulk < victim.request.bulk or self.policy.displaces(head, victim, taken)
 
     def _coming(self, branch: Branch) -> int:
         """`outstanding`, and the page that the next token of a decode begins."""

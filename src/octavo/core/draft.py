@@ -33,6 +33,7 @@ class Draft:
     step: int
     now: float
     only: Collection[BranchKey] | None = None  # schedule nothing else
+    puts_off_bulk: bool = False
     undo: UndoLog = field(default_factory=UndoLog)
     steady: list[Branch] = field(default_factory=list)  # whose rows are columns
     served: list[Branch] = field(default_factory=list)  # one for each of `others`
@@ -72,7 +73,9 @@ class Draft:
 
     def allows(self, branch: Branch) -> bool:
         """True if this step may schedule the branch."""
-        return self.only is None or branch.key in self.only
+        if self.only is None:
+            return not (self.puts_off_bulk and branch.request.bulk)
+        return branch.key in self.only
 
     def decision(
         self, model: str, num_waiting: int, num_running: int, freed_slots: tuple[int, ...] = ()

@@ -146,7 +146,7 @@ class _Teller:
         self._live: dict[str, _Choices] = {}
         self._running: dict[str, Life] = {}
         self._open: StepView | None = None
-        self._ahead: Mapping[str, Any] | None = None  # the step planned behind it
+        self._ahead: dict[int, Mapping[str, Any]] = {}  # steps planned behind it, by number
         self._ended_in_step: list[Life] = []
         self._last: StepView | None = None  # closed, and its
         self._text = 0.0  # seconds until its tokens were text
@@ -181,6 +181,8 @@ class _Teller:
         self._turn(choices, event["choice"], None, event["t"])
 
     def _on_preempt(self, event: Mapping[str, Any]) -> None:
+        if self._open is not None and (self._open.tokens or self._open.failed):
+            self.close_step()  # it ran in the step before, which nobody measured
         choices = self._live[event["request"]]
         if event["by"] is not None:
             choices.life.preempted_by.append(event["by"])
@@ -242,12 +244,12 @@ class _Teller:
 
     def _on_decision(self, event: Mapping[str, Any]) -> None:
         self.close_step()
-        self._ahead = None
+        self._ahead.clear()
         if event["decodes"] or event["rows"]:
             self._open_step(event, event["t"])
 
     def _on_ahead(self, event: Mapping[str, Any]) -> None:
-        self._ahead = {**event, "rows": [], "waiting": 0, "running": len(event["decodes"])}
+        self._ahead[event["step"]] = {**event, "rows": [], "waiting": 0, "running": len(event["decodes"])}
 
     def _open_step(self, event: Mapping[str, Any], now: float) -> None:
         for name in self._running:
@@ -268,8 +270,8 @@ class _Teller:
 
     def _reach(self, event: Mapping[str, Any]) -> None:
         """The results of a step that was planned ahead open it: it has run since the one before it ended."""
-        if self._ahead is not None and self._ahead["step"] == event["step"]:
-            ahead, self._ahead = self._ahead, None
+        ahead = self._ahead.pop(event["step"], None)
+        if ahead is not None:
             self.close_step()
             self._open_step(ahead, event["t"])
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from octavo.core.batch import PageTableDelta
 from octavo.core.claims import Claims
@@ -21,7 +22,7 @@ from octavo.core.errors import OutOfPages
 from octavo.core.gang import follows, held_back, is_ready, leads, members, units
 from octavo.core.gap import GapControl, allowed, spend, take
 from octavo.core.kv import KVCacheManager, PrefixHit
-from octavo.core.policies import Key, Policy, count_bypass, service_order
+from octavo.core.policies import Policy, count_bypass, full_place, service_order
 from octavo.core.request import Branch, FinishReason, RequestState, WaitingReason
 from octavo.core.roster import Roster, checkpoint
 from octavo.core.rows import grant, make_row
@@ -51,7 +52,7 @@ class Planner:
         """Schedule up to ``budget`` tokens."""
         if self.roster.waiting or self.kv.free_pages() < 2 * len(self.roster.running) * len(self.kv.groups):
             self.kv.commit_deferred()
-        if self.policy.makes_way and self.roster.waiting and draft.only is None:
+        if (self.policy.makes_way or self.roster.num_bulk) and self.roster.waiting and draft.only is None:
             self._make_way(draft)
         steady, rest = self.steady.choose(draft, budget)
         columns = self.steady.decode(steady, draft)
@@ -105,7 +106,7 @@ class Planner:
             self.policy.prepare(self.roster.scene(draft.now))
         while rest and (grants := self._share(rest, draft, most - draft.num_other_tokens)):
             place.update((branch.key, len(place) + index) for index, (branch, _) in enumerate(grants))
-            for branch, tokens in sorted(grants, key=lambda granted: self._place(granted[0])):
+            for branch, tokens in sorted(grants, key=lambda granted: full_place(self.policy, granted[0])):
                 self._serve(branch, tokens, draft)
             rest = [branch for branch in rest if branch.key not in place and branch.slot is not None]
         order = sorted(range(len(draft.others)), key=lambda i: place[draft.served[i].key])
@@ -123,6 +124,7 @@ class Planner:
             left = budget - sum(tokens for _, tokens in grants)
             if group and left > 0:
                 batch = grant(group, left, self.config.max_running_requests, self.config.max_prefill_chunk)
+                batch = [(b, self.roster.bounded(b, tokens)) for b, tokens in batch]
                 cut = [(b, tokens if is_ready(b) else take(draft.allowance, b, tokens)) for b, tokens in batch]
                 grants += [each for each in cut if each[1]]
         return grants
@@ -178,11 +180,8 @@ class Planner:
         gangs = [served.request for served in (branch, *draft.served) if served.request.gang]  # stand and fall together
         others = [b for b in draft.without_rows(self.roster.running) if b.kv_blocks and not self.claims.protected(b)]
         others = [b for b in others if b.request not in gangs]
-        last = max(others, key=self._place, default=None)
-        return last if last is not None and self._place(last) > self._place(branch) else None
-
-    def _place(self, branch: Branch) -> Key:
-        return (*self.policy.place(branch), *branch.rank)
+        last = max(others, key=partial(full_place, self.policy), default=None)
+        return last if last and full_place(self.policy, last) > full_place(self.policy, branch) else None
 
     def _restart_alone(self, branch: Branch, draft: Draft) -> None:
         """Nobody else holds a page and there is none: shared pages are in the way, or the pool is too small."""
@@ -349,7 +348,8 @@ class Planner:
     def _start(self, branch: Branch, budget: int, draft: Draft, hit: PrefixHit) -> Outcome:
         """Reserve and add the first row of a branch that has just entered."""
         wanted = min(branch.num_missing_tokens - held_back(branch), budget, self.config.max_prefill_chunk)
-        tokens = wanted if is_ready(branch) else allowed(draft.allowance, branch, wanted)
+        wanted = self.roster.bounded(branch, wanted)
+        tokens = wanted if is_ready(branch) or not wanted else allowed(draft.allowance, branch, wanted)
         if not tokens:
             return Outcome.LATER
         while (deltas := self._reserve(branch, tokens, draft)) is None:
@@ -382,7 +382,7 @@ class Planner:
     ) -> None:
         if branch.request.gang:
             hit = self._add_to_gang(branch, tokens, draft, hit)
-        self.kv.computing(branch.key, branch.token_ids, draft.undo)
+        self.roster.computing(branch, draft.undo)
         row = make_row(branch, tokens, deltas, hit)
         branch.last_step, branch.needs_init = draft.step, False
         branch.waiting_reason = WaitingReason.NONE

@@ -266,7 +266,7 @@ class Branch:
 class Request:
     """One request: identity, limits, and its ``params.n`` branches.
 
-    LOWER ``priority`` numbers are served first. Times are seconds on the caller's clock. ``gang``: see `core.gang`.
+    LOWER ``priority`` numbers are served first. Times are the caller's, in seconds. See `core.gang` and `core.bulk`.
     Raises ``InvalidInput`` for an id that is no string of 1 to 256 characters, or token ids that are no integers >= 0.
     An empty prompt is refused by the scheduler, at submit.
     """
@@ -286,6 +286,7 @@ class Request:
         namespace: str = "",
         eos_token_ids: Iterable[int] = (),
         gang: bool = False,
+        bulk: bool = False,
     ) -> None:
         if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID_CHARACTERS:
             raise InvalidInput("request_id", request_id, f"give a string of 1 to {MAX_ID_CHARACTERS} characters")
@@ -299,7 +300,7 @@ class Request:
         self.deadline = None if deadline is None else check_float("deadline", deadline, -1e18, 1e18)
         self.arrival = check_float("arrival", arrival, -1e18, 1e18)
         self.eos_token_ids = check_ids("eos_token_ids", eos_token_ids, 1024)
-        self.gang = gang
+        self.gang, self.bulk = gang, bulk
         own_ends = () if self.params.ignore_eos else self.eos_token_ids
         self.end_ids = frozenset((*own_ends, *self.params.stop_token_ids))  # may end a choice, from min_tokens on
         self.seed = self.params.seed  # None until the scheduler draws one
@@ -365,7 +366,7 @@ class Request:
             **{name: getattr(self, name) for name in _IDENTITY},
             "eos_token_ids": list(self.eos_token_ids),
             "seed": self.seed,
-            **({"gang": True} if self.gang else {}),
+            **{name: True for name in ("gang", "bulk") if getattr(self, name)},
             "branches": [branch._snapshot() for branch in self.branches],
         }
 
@@ -386,7 +387,7 @@ class Request:
                 gang=bool(saved.get("gang", False)),
                 **{name: saved[name] for name in _IDENTITY},
             )
-            request.seed = saved["seed"]
+            request.seed, request.bulk = saved["seed"], bool(saved.get("bulk", False))
             for branch, part in zip(request.branches, saved["branches"], strict=True):
                 branch._restore(part)
         except InvalidInput:

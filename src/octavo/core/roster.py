@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from octavo.core.batch import GangEnding, Preemption, TokenLogprobs
+from octavo.core.bulk import bulk_chunk, is_put_off
 from octavo.core.errors import InvariantBroken
 from octavo.core.events import EventKind, EventLog, TokenEvent
 from octavo.core.gang import members
@@ -37,6 +38,7 @@ class Roster:
         self.swap_choice: SwapChoice | None = None  # how those that are preempted come back
         self.max_running = max_running
         self.requests: dict[str, Request] = {}
+        self.num_bulk = 0  # of these
         self.waiting: list[Branch] = []
         self.running: list[Branch] = []
         self.events = EventLog()
@@ -56,6 +58,21 @@ class Roster:
         """How many more branches may run."""
         return len(self._free_slots)
 
+    def puts_off_bulk(self, step: int) -> bool:
+        """Whether a step is for others than bulk requests alone."""
+        return is_put_off(self.num_bulk, len(self.requests), step)
+
+    def bounded(self, branch: Branch, tokens: int) -> int:
+        """``tokens`` of a prompt, or what a bulk request may have of them in one step."""
+        if not branch.request.bulk:
+            return tokens
+        return min(tokens, bulk_chunk(branch, self.running, self.num_bulk == len(self.requests)))
+
+    def computing(self, branch: Branch, undo: UndoLog) -> None:
+        """Have others wait for what a branch computes; for bulk nobody waits."""
+        if not branch.request.bulk:
+            self.kv.computing(branch.key, branch.token_ids, undo)
+
     def knows(self, request_id: str) -> bool:
         """True for a live request and for one of the last that ended."""
         return request_id in self.requests or request_id in self._ended
@@ -65,6 +82,7 @@ class Roster:
         self._arrivals += 1
         self.policy.arrived(request, self.scene(now))
         self.requests[request.request_id] = request
+        self.num_bulk += request.bulk
         self._watch(request)
         for branch in request.live_branches:
             branch.arrival_index, branch.token_limit = self._arrivals, request.token_limit
@@ -259,6 +277,7 @@ class Roster:
             return
         self.events.append(_request_end(request))
         del self.requests[request.request_id]
+        self.num_bulk -= request.bulk
         self._ended[request.request_id] = None
         if len(self._ended) > REMEMBERED_IDS:
             del self._ended[next(iter(self._ended))]

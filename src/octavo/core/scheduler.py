@@ -235,7 +235,7 @@ class ContinuousBatchScheduler:
             return False
         if self._roster.is_somebody_late(now):
             return False  # `plan` ends it
-        draft = Draft(self.steps + 1, now, self._isolation.next_group())
+        draft = Draft(self.steps + 1, now, self._isolation.next_group(), self._roster.puts_off_bulk(self.steps + 1))
         if not self._planner.steady.fill_ahead(draft, flying):
             return False
         self.steps += 1
@@ -303,7 +303,7 @@ class ContinuousBatchScheduler:
     def _fill_draft(self, now: float, budget: int) -> Draft:
         while True:
             self.steps += 1
-            draft = Draft(self.steps, now, self._isolation.next_group())
+            draft = Draft(self.steps, now, self._isolation.next_group(), self._roster.puts_off_bulk(self.steps))
             self._planner.fill(draft, budget)
             if draft.rows or not self._isolation.is_active:
                 return draft

@@ -38,6 +38,8 @@ class SteadyDecodes:
         culprit of an error is looked for: then everybody is served one by one.
         """
         running = self.roster.running
+        if draft.puts_off_bulk:
+            running = [branch for branch in running if not branch.request.bulk]
         steady: list[Branch] = []
         rest: list[Branch] = []
         if draft.only is not None or len(running) > budget:
@@ -74,7 +76,7 @@ class SteadyDecodes:
                 deltas[index] = found
         if self.roster.waiting:
             for branch in steady:
-                self.kv.computing(branch.key, branch.token_ids, draft.undo)
+                self.roster.computing(branch, draft.undo)
         for branch in steady:
             branch.last_step = draft.step
         draft.steady = steady
@@ -97,7 +99,9 @@ class SteadyDecodes:
         """
         if flying.others or not isinstance(flying.rows, StepRows) or self.roster.waiting or draft.only is not None:
             return False
-        goes_on = [b.slot == s for b, s in zip(flying.steady, flying.rows.slots, strict=True)]
+        if flying.puts_off_bulk and not draft.puts_off_bulk:
+            return False  # the bulk requests are to have their turn
+        goes_on = [b.slot == s and draft.allows(b) for b, s in zip(flying.steady, flying.rows.slots, strict=True)]
         index = [i for i, b in enumerate(flying.steady) if goes_on[i] and b.num_tokens + 1 < b.token_limit]
         branches = [flying.steady[i] for i in index]
         before = [branch.last_step for branch in branches]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from octavo.core.errors import InvalidInput
-from octavo.core.policies.base import Key, Policy, PolicySettings, Scene
+from octavo.core.policies.base import Key, Policy, PolicySettings, Scene, account_of
 from octavo.core.policies.deadline import EarliestDeadline
 from octavo.core.policies.fair import FairShare
 from octavo.core.policies.prefix import LongestPrefix
@@ -22,6 +22,7 @@ __all__ = [
     "PolicySettings",
     "Scene",
     "count_bypass",
+    "full_place",
     "full_rank",
     "make_policy",
     "service_order",
@@ -98,18 +99,29 @@ def make_policy(names: str) -> Policy:
 
 
 def full_rank(policy: Policy, branch: Branch) -> Key:
-    """A policy's rank, different for every branch."""
-    return (*policy.rank(branch), branch.arrival_index, branch.choice)
+    """A policy's rank, different for every branch; bulk requests come last."""
+    return (branch.request.bulk, *policy.rank(branch), branch.arrival_index, branch.choice)
+
+
+def full_place(policy: Policy, branch: Branch) -> Key:
+    """Among those that run, in this step: the last gives way to the first."""
+    return (branch.request.bulk, *policy.place(branch), *branch.rank)
 
 
 def service_order(waiting: Iterable[Branch], policy: Policy, bypass_limit: int) -> list[Branch]:
-    """Waiting branches in the order in which they are to be admitted.
+    """Waiting branches in the order in which they are to be admitted, those of bulk requests last.
 
     A branch that ``bypass_limit`` later arrivals have passed goes first, oldest first; under a policy that ages by
     tenant, first among those of its tenant. Those that could still pass it are older or have been passed as often, so
     no later arrival (of its tenant) is admitted before it any more.
     """
+    both: tuple[list[Branch], list[Branch]] = ([], [])
+    for branch in waiting:
+        both[branch.request.bulk].append(branch)
+    return [branch for kind in both if kind for branch in _in_order(kind, policy, bypass_limit)]
 
+
+def _in_order(waiting: list[Branch], policy: Policy, bypass_limit: int) -> list[Branch]:
     def aged_first(branch: Branch) -> tuple[bool, Key]:
         aged = branch.bypassed >= bypass_limit
         return (not aged, (*(() if aged else policy.key(branch)), branch.arrival_index, branch.choice))
@@ -121,14 +133,14 @@ def service_order(waiting: Iterable[Branch], policy: Policy, bypass_limit: int) 
         return order
     own: dict[str, list[Branch]] = {}
     for branch in sorted(order, key=aged_first, reverse=True):
-        own.setdefault(branch.request.tenant, []).append(branch)
-    return [own[branch.request.tenant].pop() for branch in order]  # each tenant keeps its places
+        own.setdefault(account_of(branch.request), []).append(branch)
+    return [own[account_of(branch.request)].pop() for branch in order]  # each tenant keeps its places
 
 
 def count_bypass(waiting: Iterable[Branch], admitted: Branch, undo: UndoLog, by_tenant: bool = False) -> None:
     """Note, with every branch that has waited longer than ``admitted`` (``by_tenant``: of its tenant), that it was
-    passed."""
-    passed = [branch for branch in waiting if branch.arrival_index < admitted.arrival_index]
+    passed. Bulk requests are there to be passed."""
+    passed = [b for b in waiting if b.arrival_index < admitted.arrival_index and not b.request.bulk]
     if by_tenant:
         passed = [branch for branch in passed if branch.request.tenant == admitted.request.tenant]
 

@@ -53,6 +53,11 @@ class Scene:
     settings: PolicySettings = field(default_factory=PolicySettings)
 
 
+def account_of(request: Request) -> str:
+    """Whose share of service a request uses up: its tenant's, or, for bulk, another of its tenant's."""
+    return f"{request.tenant}\0bulk" if request.bulk else request.tenant
+
+
 class Policy:
     """First come, first served: the hooks of this class are what an order of service may differ in."""
 

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from octavo.core.policies.base import Key, Policy, PolicySettings, Scene
+from octavo.core.policies.base import Key, Policy, PolicySettings, Scene, account_of
 from octavo.core.request import Branch, Request
 
 MOST_ABSENT = 4096  # counters kept of tenants that have nothing here
@@ -61,32 +61,34 @@ class FairShare(Policy):
         self._max_running, self._num_pages = scene.max_running, scene.kv.allocator.num_pages
         self._slots, self._pages = Counter(), Counter()
         for branch in scene.running:
-            self._slots[branch.request.tenant] += 1
-            self._pages[branch.request.tenant] += branch.kv_blocks
+            self._slots[account_of(branch.request)] += 1
+            self._pages[account_of(branch.request)] += branch.kv_blocks
 
     def key(self, branch: Branch) -> Key:
         """(counter, slots held): of two that had as much, who holds less."""
-        tenant = branch.request.tenant
+        tenant = account_of(branch.request)
         return (self._counters[tenant], self._slots[tenant])
 
     def place(self, branch: Branch) -> Key:
         """(whether its tenant holds more than its share,): who does gives way to who does not."""
-        return (float(self._holds(branch.request.tenant, 0, 0) > 1.0),)
+        return (float(self._holds(account_of(branch.request), 0, 0) > 1.0),)
 
     def turn(self, branch: Branch) -> Key:
         """(prompt tokens that its tenant has under way,): nobody waits behind the many or long prompts of another."""
-        tenant = branch.request.tenant
+        tenant = account_of(branch.request)
         coming = 0 if branch.slot is not None else self._settings.prompt_price * branch.num_missing_tokens
         return (self._owed[tenant] + coming / self._weight(tenant),)
 
     def arrived(self, request: Request, scene: Scene) -> None:
         """Lift the counter of a tenant that had nothing waiting. What a request had elsewhere is not charged here."""
         self._know(scene.settings)
-        tenant, branches = request.tenant, (*scene.running, *scene.waiting)
-        if all(branch.request.tenant != tenant for branch in scene.waiting):
+        tenant, branches = account_of(request), (*scene.running, *scene.waiting)
+        if all(account_of(branch.request) != tenant for branch in scene.waiting):
             received = self._count(branches, self._received)
-            others = scene.waiting or [branch for branch in scene.running if branch.request.tenant != tenant]
-            self._level = max(self._level, min((received[branch.request.tenant] for branch in others), default=0.0))
+            others = scene.waiting or [branch for branch in scene.running if account_of(branch.request) != tenant]
+            self._level = max(
+                self._level, min((received[account_of(branch.request)] for branch in others), default=0.0)
+            )
             short = self._level - received.get(tenant, self._settled.get(tenant, 0) / self._weight(tenant))
             self._add(tenant, max(0, math.ceil(short * self._weight(tenant))))
         for branch in request.live_branches:
@@ -96,7 +98,7 @@ class FairShare(Policy):
 
     def ended(self, branch: Branch) -> None:
         """Settle what it had."""
-        tenant = branch.request.tenant
+        tenant = account_of(branch.request)
         self._add(tenant, self._service(branch))
         self._live[tenant] -= 1
         if self._live[tenant] <= 0:
@@ -108,10 +110,10 @@ class FairShare(Policy):
 
     def displaces(self, branch: Branch, victim: Branch, taken: Sequence[Branch] = ()) -> bool:
         """Whether its tenant holds less than its share of slots and pages, and the victim's more, less those taken."""
-        own, other = branch.request.tenant, victim.request.tenant
+        own, other = account_of(branch.request), account_of(victim.request)
         if own == other or self._holds(own, 1, 0) > 1.0:
             return False
-        gone = [each for each in taken if each.request.tenant == other]
+        gone = [each for each in taken if account_of(each.request) == other]
         return self._holds(other, -len(gone), -sum(each.kv_blocks for each in gone)) > 1.0
 
     # -- counters
@@ -130,7 +132,7 @@ class FairShare(Policy):
         """Service over weight of the tenants of these branches: what has ended, and what these had."""
         had: dict[str, int] = {}
         for branch in branches:
-            tenant = branch.request.tenant
+            tenant = account_of(branch.request)
             had[tenant] = had.get(tenant, self._settled.get(tenant, 0)) + service(branch)
         return {tenant: units / self._weight(tenant) for tenant, units in had.items()}
 
