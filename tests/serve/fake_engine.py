@@ -64,6 +64,7 @@ class FakeEngine:
     tenants: list[str] = field(default_factory=list)
     salts: list[str] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
+    bulk: list[bool] = field(default_factory=list)
     prefill_tokens_per_s: float = 0.0
     refusals: list[tuple[str, str, int, float]] = field(default_factory=list)
     last_step_age: float = 0.0
@@ -107,12 +108,14 @@ class FakeEngine:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        bulk: bool = False,
     ) -> AsyncGenerator[FakeDelta, None]:
         prompt = tuple(prompt_token_ids)
         self.asked.append((prompt, params, request_id))
         self.tenants.append(tenant)
         self.salts.append(cache_salt)
         self.priorities.append(priority)
+        self.bulk.append(bulk)
         self.live += 1
         done = False
         try:

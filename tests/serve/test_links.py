@@ -433,3 +433,15 @@ def test_a_drain_ends_the_front_ends_first_and_a_second_one_everybody() -> None:
     assert Kill(seats["api-0"]) in plan.actions
     plan.drain(17.0)
     assert plan.actions[-1] == End(0) and Kill(seats["engine"]) in plan.actions
+
+
+def test_bulk_stays_bulk_in_another_engine() -> None:
+    side = ApiSide("api-0")
+    side.submit(Request("line", (1, 2), ASKED, bulk=True), "", 0.0)
+    for life in (1, 2):
+        side.engine_up(life, 0.0)
+        (asked,) = sent(side, m.Submit)
+        assert asked.bulk and request_of(asked, 0.0, model="", namespace="", eos_token_ids=()).bulk
+        drawn(side, asked.row, life, first=life - 1)
+        side.engine_down()
+        side.outbox.clear()

@@ -107,6 +107,7 @@ class AsyncEngine:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        bulk: bool = False,
     ) -> AsyncIterator[OutputDelta]:
         """Deltas of all choices until each has finished. Closing the iterator cancels the request.
 
@@ -114,7 +115,8 @@ class AsyncEngine:
         ``EngineStopped`` if the engine is down or goes down.
         """
         token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
-        request = self._request(token_ids, params or SamplingParams(), request_id, priority, tenant, cache_salt)
+        params = params or SamplingParams()
+        request = self._request(token_ids, params, request_id, priority, tenant, cache_salt, bulk)
         mailbox = Mailbox(asyncio.get_running_loop())
         submitted = False
         try:
@@ -188,6 +190,7 @@ class AsyncEngine:
         priority: int,
         tenant: str,
         salt: str,
+        bulk: bool,
     ) -> Request:
         parts = self.loaded.parts
         return Request(
@@ -196,6 +199,7 @@ class AsyncEngine:
             params,
             tenant=tenant,
             priority=priority,
+            bulk=bulk,
             arrival=self.clock(),
             model=parts.name,
             namespace=parts.namespace(salt),

@@ -100,8 +100,10 @@ class EnginePort(Protocol):
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        bulk: bool = False,
     ) -> AsyncIterator[Delta]:
-        """Deltas of all choices until each has finished. Closing the iterator cancels the request."""
+        """Deltas of all choices until each has finished. Closing the iterator cancels the request. ``bulk``: it comes
+        after all others."""
 
     def stats(self) -> Mapping[str, float]:
         """Gauges and counters; cheap, callable from any thread."""

@@ -215,6 +215,7 @@ class ApiSide:
                 waited=max(0.0, now - request.arrival),
                 outputs=tuple(tuple(branch.output_token_ids) for branch in branches) if begun else (),
                 ended=tuple(not branch.is_live for branch in branches) if begun else (),
+                bulk=request.bulk,
             )
         )
 

@@ -261,6 +261,7 @@ def request_of(message: Submit, now: float, *, model: str, namespace: str, eos_t
         message.params,
         tenant=message.tenant,
         priority=message.priority,
+        bulk=message.bulk,
         arrival=now - message.waited,
         model=model,
         namespace=namespace,

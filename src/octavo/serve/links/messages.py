@@ -82,6 +82,7 @@ class Submit(_Message, tag=2):
     waited: _Seconds = 0.0  # since it arrived
     outputs: Annotated[tuple[tuple[_Id, ...], ...], Meta(max_length=MAX_CHOICES)] = ()
     ended: Annotated[tuple[bool, ...], Meta(max_length=MAX_CHOICES)] = ()
+    bulk: bool = False
 
 
 class Cancel(_Message, tag=3):

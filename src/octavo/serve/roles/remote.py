@@ -82,6 +82,7 @@ class RemoteEngine:
         priority: int = 0,
         tenant: str = "",
         cache_salt: str = "",
+        bulk: bool = False,
     ) -> AsyncIterator[OutputDelta]:
         """Deltas of all choices until each has finished. Closing the iterator cancels the request.
 
@@ -93,6 +94,7 @@ class RemoteEngine:
             params,
             tenant=tenant,
             priority=priority,
+            bulk=bulk,
             arrival=self.clock(),
             eos_token_ids=self.facts.eos_ids,
         )
