@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import msgspec
 from null_model import NullModel, null_stream
 
 from octavo.core.events import EventKind, StepEvents, TokenEvent
@@ -21,7 +22,9 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
 from octavo.decoding.output import OutputProcessor
 from octavo.engine.output import OutputDelta, OutputRouter
+from octavo.serve.config import ServeConfig
 from octavo.serve.links.api_side import MAX_DEATHS, ApiSide
+from octavo.serve.links.asker import Answered, Ask, Asker, answered
 from octavo.serve.links.engine_side import EngineSide, request_of
 from octavo.serve.links.messages import (
     ApiHello,
@@ -41,8 +44,10 @@ from octavo.serve.links.messages import (
     Up,
 )
 from octavo.serve.links.supervision import DETOKENIZER, ENGINE, End, Kill, Rules, Start, Supervision, Tell
-from octavo.serve.links.text_side import TextSide, folds_of
+from octavo.serve.links.supervision import TOKENIZER as TOKENIZER_SEAT
+from octavo.serve.links.text_side import TextSide
 from octavo.serve.links.told import ToldText, feed
+from octavo.serve.text_work import EncodeText, Work, do
 from octavo.tokenizers.simple import SimpleTokenizer
 
 VOCAB, EOS, CONTEXT = 97, 5, 64
@@ -61,6 +66,8 @@ BYTES = [*range(0x41, 0x5B), *range(0x61, 0x7B), *range(0x30, 0x3A), 0xC3, 0xE2,
 TOKENIZER = SimpleTokenizer([f"<0x{byte:02X}>" for byte in BYTES], kind="bytes")
 TO_ENGINE: Link[Any, Any] = Link(ToEngine)
 FROM_ENGINE: Link[Any, Any] = Link(FromEngine)
+TO_TOKENIZER: Link[Any, Any] = Link(Ask)
+FROM_TOKENIZER: Link[Any, Any] = Link(Answered)
 FROM_TEXT: Link[Any, Any] = Link(FromText)
 TO_CHILD: Link[Any, Any] = Link(ToChild)
 TO_SUPERVISOR: Link[Any, Any] = Link(ToSupervisor)
@@ -235,7 +242,7 @@ class Detokenizer(Process):
 
     def __init__(self, world: World, seat: str, epoch: int) -> None:
         super().__init__(world, seat, epoch)
-        self.side = TextSide(epoch, lambda message: folds_of(message, TOKENIZER, (EOS,)))
+        self.side = TextSide(epoch, TOKENIZER, (EOS,))
         self.engine = 0
 
     def hear(self, way: str, frames: list[bytes]) -> None:
@@ -265,6 +272,33 @@ class Detokenizer(Process):
                 self.world.send(self.epoch, front, "text", frames)
 
 
+class Tokenizer(Process):
+    """Ids for front ends."""
+
+    tokenizer, max_seq_len, vocab_size = TOKENIZER, CONTEXT, VOCAB
+
+    def __init__(self, world: World, seat: str, epoch: int) -> None:
+        super().__init__(world, seat, epoch)
+        self.asked: list[tuple[int, Ask]] = []
+
+    def hear(self, way: str, frames: list[bytes]) -> None:
+        if way == "api":
+            found = TO_TOKENIZER.unpack(frames, self.epoch)
+            self.asked += [] if found is None else [found]
+            return
+        found = TO_CHILD.unpack(frames, self.epoch)
+        if found is not None and isinstance(found[1], Drain):
+            self.world.die(self, 0)
+
+    def work(self) -> None:
+        if self.asked and self.is_ready and self.world.random.random() < 0.5:
+            front, ask = self.asked.pop(0)
+            done = do(msgspec.msgpack.decode(ask.work, type=Work), self, ServeConfig())
+            frames = FROM_TOKENIZER.pack(answered(ask.number, done), self.epoch, front)
+            for _ in range(2 if self.world.random.random() < self.world.twice else 1):
+                self.world.send(self.epoch, front, "tokenizer", frames)
+
+
 class Api(Process):
     """A front end with clients of its own."""
 
@@ -273,13 +307,21 @@ class Api(Process):
         self.side = ApiSide(seat)
         self.router = OutputRouter(self.side, TOKENIZER, ToldText)
         self.up: dict[str, int] = {}  # epochs of who serves, by seat
+        self.asker = Asker()
+        self.reading: dict[int, Stream] = {}  # whose prompts tokenizers have, by task
         self.route = self.met = (0, 0)
         self.streams: dict[str, Stream] = {}
         self.draining = False
 
     def ask(self, stream: Stream, prompt: tuple[int, ...]) -> None:
-        request = Request(stream.name, prompt, stream.params, arrival=self.world.now, eos_token_ids=(EOS,))
         self.streams[stream.name] = stream
+        if self.world.is_full:
+            self.reading[self.asker.ask(EncodeText(list(prompt)))] = stream
+        else:
+            self.submit(stream, prompt)
+
+    def submit(self, stream: Stream, prompt: tuple[int, ...]) -> None:
+        request = Request(stream.name, prompt, stream.params, arrival=self.world.now, eos_token_ids=(EOS,))
         self.side.submit(request, "", self.world.now)
         if self.world.is_full:
             self.router.open(request)
@@ -288,11 +330,17 @@ class Api(Process):
         stream.left = True
         self.router.close(stream.name)
         self.side.cancel(stream.name)
+        for number in [number for number, reading in self.reading.items() if reading is stream]:
+            self.asker.drop(number)
 
     def hear(self, way: str, frames: list[bytes]) -> None:
         if way == "supervisor":
             found = TO_CHILD.unpack(frames, self.epoch)
             self._told(None if found is None else found[1])
+            return
+        if way == "tokenizer":
+            found = FROM_TOKENIZER.unpack(frames, self.epoch)
+            self._read(() if found is None else self.asker.hear(*found))
             return
         found = (FROM_TEXT if way == "text" else FROM_ENGINE).unpack(frames[:2], self.epoch)
         if found is not None and isinstance(found[1], Route):
@@ -311,7 +359,11 @@ class Api(Process):
             if message.seat == DETOKENIZER:
                 hello = TO_ENGINE.pack(ApiHello(self.seat), self.epoch, message.epoch)
                 self.world.send(self.epoch, message.epoch, "api", hello)
+            elif message.seat != ENGINE:
+                self.asker.up(message.epoch)
             self._meet()
+        elif isinstance(message, Gone) and message.seat.startswith(TOKENIZER_SEAT):
+            self._read(self.asker.gone(message.epoch))
         elif isinstance(message, Gone) and self.up.get(message.seat) == message.epoch:
             del self.up[message.seat]
             self.met = (0, 0)
@@ -320,6 +372,17 @@ class Api(Process):
             self._deliver(self.side.engine_down())
         elif isinstance(message, Drain):
             self.draining = True
+
+    def _read(self, answers: Any) -> None:
+        """Prompts have been read."""
+        for number, result in answers:
+            stream = self.reading.pop(number)
+            if isinstance(result, Exception):
+                stream.left = True
+                if self.world.num_kills < 3:
+                    raise Broken(f"{stream.name}: {result}")
+            elif not stream.left:
+                self.submit(stream, result[0].token_ids)
 
     def _meet(self) -> None:
         pair = (self.up.get(DETOKENIZER, 0), self.up.get(ENGINE, 0))
@@ -348,11 +411,14 @@ class Api(Process):
         if self.world.now == self.beat and ENGINE in self.up:
             target = self.up[ENGINE]
             self.world.send(self.epoch, target, "api", TO_ENGINE.pack(Beat(), self.epoch, target))
+        tasks, self.asker.outbox = self.asker.outbox, []
+        for epoch, task in tasks:
+            self.world.send(self.epoch, epoch, "api", TO_TOKENIZER.pack(task, self.epoch, epoch))
         outbox, self.side.outbox = self.side.outbox, []
         for message in outbox:
             target = self.side.engine
             self.world.send(self.epoch, target, "api", TO_ENGINE.pack(message, self.epoch, target))
-        if self.draining and not self.side.num_open:
+        if self.draining and not (self.side.num_open or self.asker.num_open):
             self.world.die(self, 0)
 
 
@@ -374,7 +440,7 @@ class World:
         self.now = 0.0
         self.twice = twice  # how often a message of the engine comes twice
         self.is_full = full
-        self.plan = Supervision(apis=apis, rules=RULES, detokenizers=int(full))
+        self.plan = Supervision(apis=apis, rules=RULES, detokenizers=int(full), tokenizers=2 * full)
         self.processes: dict[int, Process] = {}  # by epoch
         self.streams: list[Stream] = []
         self.ended: End | None = None
@@ -401,7 +467,9 @@ class World:
         while self.plan.actions:
             action = self.plan.actions.pop(0)
             if isinstance(action, Start):
-                kind = {ENGINE: Engine, DETOKENIZER: Detokenizer}.get(action.seat, Api)
+                kind = {ENGINE: Engine, DETOKENIZER: Detokenizer, TOKENIZER_SEAT: Tokenizer}.get(
+                    action.seat.split("-")[0], Api
+                )
                 self.processes[action.epoch] = kind(self, action.seat, action.epoch)
             elif isinstance(action, Kill) and action.epoch in self.processes:
                 self._kill(self.processes[action.epoch])
@@ -463,7 +531,7 @@ class World:
         victims = sorted(self.processes.values(), key=lambda process: isinstance(process, Api))
         if self._kills and victims and self.random.random() < 0.04:
             self._kills -= 1
-            victim = self.random.choice(victims[: 1 + self.is_full] if self.random.random() < 0.5 else victims)
+            victim = self.random.choice(victims[: 1 + 3 * self.is_full] if self.random.random() < 0.5 else victims)
             if self.random.random() < 0.3:
                 victim.stopped = True  # and perhaps it goes on, before or after it is given up
             else:
@@ -524,7 +592,7 @@ class World:
                 process.scheduler.audit()
                 if process.kv.usage().pages.referenced:
                     raise Broken("pages are held at idle")
-            elif isinstance(process, Api) and process.side.num_open:
+            elif isinstance(process, Api) and (process.side.num_open or process.asker.num_open):
                 raise Broken("a front end holds what has ended")
 
 
@@ -566,7 +634,7 @@ def main() -> None:
         try:
             world = World(seed).play()
             World(seed, kills=0, requests=10, apis=1, poison=0.3).play()
-            whole = World(seed, kills=9, full=True).play()
+            whole = World(seed, kills=12, full=True).play()
         except Exception as error:
             raise SystemExit(f"seed {seed}: {error!r}") from error
         deaths += world.num_kills + whole.num_kills

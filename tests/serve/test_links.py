@@ -26,7 +26,7 @@ def test_any_process_may_die_at_any_event() -> None:
 
 
 def test_any_process_may_die_where_the_text_is_made_apart() -> None:
-    worlds = [World(seed, kills=9, full=True).play() for seed in range(30)]
+    worlds = [World(seed, kills=12, full=True).play() for seed in range(30)]
     assert sum(world.num_resumed for world in worlds) > 30
 
 

@@ -188,7 +188,7 @@ def test_every_stream_goes_on_when_who_makes_the_text_is_killed() -> None:
     with live_server(*FULL) as server:
         undisturbed = asyncio.run(all_streams(server.url))
         assert all(len(told[0][0]) == 24 or told[0][3] == ["stop", "q"] for told in undisturbed)
-        for seat in ("detokenizer", "engine"):
+        for seat in ("detokenizer", "engine", "tokenizer-0"):
             assert asyncio.run(all_streams(server.url, partial(strike, server, seat))) == undisturbed
             until(lambda: is_healthy(server.url))
         assert wait_idle(server.url)

@@ -21,7 +21,7 @@ from octavo.serve.apis.response_answers import RESPONSES
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError
-from octavo.serve.front import Front, internal_error
+from octavo.serve.front import Elsewhere, Front, internal_error
 from octavo.serve.guard import Guard, allowed_hosts
 from octavo.serve.keys import read_keys
 from octavo.serve.openapi import document_route
@@ -37,12 +37,15 @@ _DIALECTS = (
 )  # by the beginning of a path
 
 
-def create_app(engine: EnginePort, config: ServeConfig | None = None, *, policy: str = "fcfs") -> Starlette:
+def create_app(
+    engine: EnginePort, config: ServeConfig | None = None, *, policy: str = "fcfs", elsewhere: Elsewhere | None = None
+) -> Starlette:
     """The application over one running engine, which whoever made it also closes.
 
     `policy` is the engine's order of service: without "priority", a request's priority is answered with a warning.
+    `elsewhere` does work on text, if that is not done here.
     """
-    front = Front(engine, config or ServeConfig(), policy)
+    front = Front(engine, config or ServeConfig(), policy, elsewhere)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:

@@ -23,6 +23,7 @@ _MOST = (1 << 63) - 1
 _RANGES = {
     **dict.fromkeys(("max_body_bytes", "max_json_depth", "max_prompts", "max_prompt_chars", "max_pending"), (1, _MOST)),
     **dict.fromkeys(("max_connections",), (1, _MOST)),
+    **dict.fromkeys(("tokenizers",), (1, 64)),
     **dict.fromkeys(("max_waiting", "max_queued_tokens", "max_tenant_waiting", "max_tenant_tokens"), (0, _MOST)),
     **dict.fromkeys(("max_stored_responses", "max_stored_bytes"), (0, _MOST)),
     "max_choices": (1, MAX_CHOICES),
@@ -47,6 +48,7 @@ class ServeConfig:
     host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
     layout: str = _flag("auto", f"Processes: {', '.join(LAYOUTS)}. {LAYOUT_RULE}")
+    tokenizers: int = _flag(1, "Processes for templates and tokenizing, with --layout full.")
     allowed_hosts: str = _flag("", "Names, separated by commas, that clients may call a server on loopback by.")
     key_file: str = _flag("", "File of API keys (SECURITY.md); default: none are needed.")
     share_prefixes: bool = _flag(False, "Let requests of different keys share cached prefixes.")

@@ -43,14 +43,15 @@ from octavo.serve.metrics import Metrics, failure_class
 from octavo.serve.names import Warnings, decode_request, note
 from octavo.serve.params import sampling_params
 from octavo.serve.port import EnginePort
-from octavo.serve.prompts import Prompt, encode_chat_prompt, encode_prompts, ending_at_turns, fit_context
+from octavo.serve.prompts import Prompt, ending_at_turns, fit_context
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.serve.quotas import Quotas
 from octavo.serve.sse import EventStream
+from octavo.serve.text_work import EncodeText, Work, do, encoding
 from octavo.serve.tracing import tracing_to
 from octavo.serve.trail import Trail
 
-__all__ = ["REQUEST_ID", "Encode", "Events", "Front", "Order", "Whole", "internal_error", "is_small"]
+__all__ = ["REQUEST_ID", "Elsewhere", "Events", "Front", "Order", "Whole", "internal_error", "is_small"]
 
 _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -63,7 +64,7 @@ _DRAINING = "The server takes no new requests now: it is being drained, or about
 _NO_PRIORITY = "start the server with --policy priority to have it honoured"
 _log = logging.getLogger(__name__)
 
-Encode = Callable[[Any, EnginePort, ServeConfig], Sequence[Prompt]]
+Elsewhere = Callable[[Work], Awaitable[Any]]
 Events = Callable[[EnginePort, Reply, Metrics], AsyncGenerator[bytes, None]]
 Whole = Callable[[EnginePort, Reply, Sequence[Choice]], Any]
 Handler = Callable[[Request], Awaitable[Any]]
@@ -84,17 +85,13 @@ class Order:
     asked: Any = None
     num_prompts: int = 1
 
-    @property
-    def encode(self) -> Encode:
-        """Makes the prompts' token ids."""
-        return encode_chat_prompt if isinstance(self.body, ChatRequest) else encode_prompts
-
 
 class Front:
     """The state of one application: engine, limits, metrics, places, text threads."""
 
-    def __init__(self, engine: EnginePort, config: ServeConfig, policy: str) -> None:
+    def __init__(self, engine: EnginePort, config: ServeConfig, policy: str, elsewhere: Elsewhere | None) -> None:
         self.engine = engine
+        self._elsewhere = elsewhere  # does work on text, if it is not done here
         self.policy = policy
         self.config = config
         self.model = config.served_model_name or engine.model_name
@@ -136,6 +133,12 @@ class Front:
     async def text_work(self, is_small: bool, function: Callable[..., _Result], *args: Any) -> _Result:
         """Run text work: where it is small, here and now, since going to a thread and back costs more."""
         return function(*args) if is_small else await self.in_thread(function, *args)
+
+    async def text(self, work: Work, is_small: bool = False) -> Any:
+        """The result of work on text, wherever it is done. Raises ``ApiError``."""
+        if self._elsewhere is not None:
+            return await self._elsewhere(work)
+        return await self.text_work(is_small, do, work, self.engine, self.config)
 
     def answered(self, handler: Handler, dialect: Dialect = OPENAI) -> Handler:
         """The handler with its refusals as answers, and every answer counted."""
@@ -244,8 +247,9 @@ class Front:
         self.admission.check(Ask(tenant, sequences))  # before work is done for it
         trail = self._trail(http, order, request_id, tenant)
         begun = time.monotonic()
-        plain = is_small(http) and order.encode is encode_prompts  # a template is rendered elsewhere, and waited for
-        prompts = await self.text_work(plain, order.encode, order.body, self.engine, self.config)
+        work = encoding(order.body)
+        plain = is_small(http) and isinstance(work, EncodeText)  # a template is rendered elsewhere, and waited for
+        prompts: list[Prompt] = await self.text(work, plain)
         trail.tokenize = time.monotonic() - begun
         fit_context(prompts, params, self.engine, order.param)
         self.quotas.check_tokens(key, sum(len(prompt.token_ids) for prompt in prompts))

@@ -12,7 +12,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.params import SamplingParams
 from octavo.tokenizers.base import Tokenizer
 
-__all__ = ["Delta", "EnginePort"]
+__all__ = ["Delta", "EnginePort", "TextModel"]
 
 
 class Delta(Protocol):
@@ -71,12 +71,8 @@ class Delta(Protocol):
         """Why the choice failed, if it did."""
 
 
-class EnginePort(Protocol):
-    """The engine as HTTP sees it."""
-
-    @property
-    def model_name(self) -> str:
-        """Name that the model was asked for by."""
+class TextModel(Protocol):
+    """What of a model has to do with text."""
 
     @property
     def max_seq_len(self) -> int:
@@ -89,6 +85,14 @@ class EnginePort(Protocol):
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
+
+
+class EnginePort(TextModel, Protocol):
+    """The engine as HTTP sees it."""
+
+    @property
+    def model_name(self) -> str:
+        """Name that the model was asked for by."""
 
     def generate(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
@@ -13,9 +13,12 @@ from octavo.core.errors import InvalidInput
 from octavo.core.params import MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingParams
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, from_invalid_input, invalid, safe_name
-from octavo.serve.port import EnginePort
+from octavo.serve.port import TextModel
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.tokenizers.base import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.serve.text_work import EncodeText, RenderChat
 
 __all__ = [
     "ROLES", "VARIABLE", "Prompt", "checked_messages", "count_prompts", "decode_ids", "encode_chat_prompt",
@@ -53,28 +56,28 @@ def count_prompts(request: CompletionRequest, config: ServeConfig) -> int:
     return len(_split(request.prompt, config))
 
 
-def encode_prompts(request: CompletionRequest, engine: EnginePort, config: ServeConfig) -> list[Prompt]:
+def encode_prompts(request: CompletionRequest | EncodeText, engine: TextModel, config: ServeConfig) -> list[Prompt]:
     """The prompts of a completion. Raises ``ApiError`` 400."""
     items = _split(request.prompt, config)
     special = request.add_special_tokens is not False
     return [_encode(item, engine, config, special=special, echo=bool(request.echo)) for item in items]
 
 
-def encode_chat_prompt(request: ChatRequest, engine: EnginePort, config: ServeConfig) -> list[Prompt]:
+def encode_chat_prompt(request: ChatRequest | RenderChat, engine: TextModel, config: ServeConfig) -> list[Prompt]:
     """The one prompt of a conversation, through the model's template. Raises ``ApiError`` 400."""
     from octavo.tokenizers.chat import encode_chat
 
     return [Prompt(tuple(_through_template(encode_chat, request, engine, config)))]
 
 
-def render_chat_prompt(request: ChatRequest, engine: EnginePort, config: ServeConfig) -> str:
+def render_chat_prompt(request: ChatRequest | RenderChat, engine: TextModel, config: ServeConfig) -> str:
     """The text of a conversation's prompt. Raises ``ApiError`` 400."""
     from octavo.tokenizers.chat import render_chat
 
     return str(_through_template(render_chat, request, engine, config))
 
 
-def _through_template(function: Any, request: ChatRequest, engine: EnginePort, config: ServeConfig) -> Any:
+def _through_template(function: Any, request: ChatRequest | RenderChat, engine: TextModel, config: ServeConfig) -> Any:
     messages = checked_messages(request.messages)
     _check_chars("messages", sum(len(message["content"]) for message in messages), engine, config)
     goes_on = bool(request.continue_final_message)
@@ -96,7 +99,7 @@ def _variables(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def ending_at_turns(params: SamplingParams, engine: EnginePort) -> SamplingParams:
+def ending_at_turns(params: SamplingParams, engine: TextModel) -> SamplingParams:
     """For a conversation: where the model has no template of its own, the mark of the next turn ends an answer too."""
     from octavo.tokenizers.chat import FALLBACK_STOPS, template_of
 
@@ -108,17 +111,17 @@ def ending_at_turns(params: SamplingParams, engine: EnginePort) -> SamplingParam
     return replace(params, stop=stop, stop_token_ids=(*params.stop_token_ids, *ids)[:MAX_STOP_IDS]) if marks else params
 
 
-def decode_ids(ids: list[Any], engine: EnginePort, param: str = "prompt") -> str:
+def decode_ids(ids: list[Any], engine: TextModel, param: str = "prompt") -> str:
     """Text of ids, special tokens included. Raises ``ApiError`` 400."""
     return engine.tokenizer.decode(_checked_ids(ids, engine.vocab_size, param), skip_special_tokens=False)
 
 
-def token_strings(ids: Sequence[int], engine: EnginePort) -> list[str]:
+def token_strings(ids: Sequence[int], engine: TextModel) -> list[str]:
     """Each token as the vocabulary spells it."""
     return [engine.tokenizer.id_to_token(token) or "" for token in ids]
 
 
-def fit_context(prompts: Sequence[Prompt], params: SamplingParams, engine: EnginePort, param: str) -> None:
+def fit_context(prompts: Sequence[Prompt], params: SamplingParams, engine: TextModel, param: str) -> None:
     """Refuse what cannot fit the context: a prompt is never cut, nor an output in silence."""
     limit, wanted = engine.max_seq_len, params.max_tokens
     for prompt in prompts:
@@ -150,7 +153,7 @@ def _split(prompt: Any, config: ServeConfig) -> list[str | list[int]]:
     return items
 
 
-def _encode(item: Any, engine: EnginePort, config: ServeConfig, *, special: bool, echo: bool) -> Prompt:
+def _encode(item: Any, engine: TextModel, config: ServeConfig, *, special: bool, echo: bool) -> Prompt:
     tokenizer = engine.tokenizer
     if isinstance(item, str):
         _check_chars("prompt", len(item), engine, config)
@@ -179,12 +182,12 @@ def _is_int(value: Any) -> bool:
     return type(value) is int
 
 
-def longest_prompt(engine: EnginePort, config: ServeConfig) -> int:
+def longest_prompt(engine: TextModel, config: ServeConfig) -> int:
     """Characters that a prompt may have before it is tokenized."""
     return min(config.max_prompt_chars, _CONTEXT_CHARS * engine.max_seq_len)
 
 
-def _check_chars(param: str, count: int, engine: EnginePort, config: ServeConfig) -> None:
+def _check_chars(param: str, count: int, engine: TextModel, config: ServeConfig) -> None:
     limit = longest_prompt(engine, config)
     if count > limit:
         message = f"has {count} characters; at most {limit} can fit the context; shorten it"

@@ -17,8 +17,9 @@ from octavo.serve.errors import ApiError
 from octavo.serve.front import Front, Order
 from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, NO_TOOLS, Names, is_empty, one_of
 from octavo.serve.names import translated
-from octavo.serve.prompts import checked_messages, encode_chat_prompt, text_of
+from octavo.serve.prompts import checked_messages, text_of
 from octavo.serve.protocol import ChatRequest
+from octavo.serve.text_work import encoding
 
 __all__ = ["ANTHROPIC", "NAMES", "CountTokensRequest", "MessagesRequest", "routes"]
 
@@ -133,12 +134,8 @@ class _Anthropic:
         """POST /v1/messages/count_tokens: ``{"input_tokens"}``."""
         asked, warnings = await self._front.body(http, CountTokensRequest, NAMES)
         self._front.check_model(asked.model)
-        count = await self._front.in_thread(self._count, asked)
-        return warned({"input_tokens": count}, warnings)
-
-    def _count(self, asked: CountTokensRequest) -> int:
-        front = self._front
-        return len(encode_chat_prompt(_conversation(asked), front.engine, front.config)[0].token_ids)
+        (prompt,) = await self._front.text(encoding(await self._front.in_thread(_conversation, asked)))
+        return warned({"input_tokens": len(prompt.token_ids)}, warnings)
 
 
 def _conversation(asked: CountTokensRequest) -> ChatRequest:

@@ -27,8 +27,9 @@ from octavo.serve.front import Front, Order
 from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, NO_TOOLS, Names, is_empty, one_of
 from octavo.serve.names import Warnings, note, translated
 from octavo.serve.params import sampling_params
-from octavo.serve.prompts import checked_messages, encode_chat_prompt
+from octavo.serve.prompts import checked_messages
 from octavo.serve.protocol import ChatRequest
+from octavo.serve.text_work import encoding
 
 __all__ = ["NAMES", "ResponsesRequest", "routes"]
 
@@ -156,7 +157,7 @@ class _Responses:
         body = _conversation(asked, [*self._earlier(asked, front.tenant(http)), *_turns(asked)])
         _check(asked, warnings)
         await front.in_thread(sampling_params, body, front.config, front.engine.vocab_size)
-        prompts = await front.in_thread(encode_chat_prompt, body, front.engine, front.config)
+        prompts = await front.text(encoding(body))
         return warned({"object": "response.input_tokens", "input_tokens": len(prompts[0].token_ids)}, warnings)
 
     @described(query={"stream": {"type": "boolean", "const": False}})

@@ -14,15 +14,8 @@ from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
 from octavo.serve.front import Front
 from octavo.serve.known_names import GENERATION
-from octavo.serve.names import decode_request, translated
-from octavo.serve.prompts import (
-    decode_ids,
-    encode_chat_prompt,
-    encode_prompts,
-    render_chat_prompt,
-    token_strings,
-)
-from octavo.serve.protocol import ChatRequest, CompletionRequest
+from octavo.serve.names import decode_request
+from octavo.serve.text_work import Decode, Spell, encoding, rendering
 
 __all__ = ["DetokenizeRequest", "TemplateRequest", "TokenizeChatRequest", "TokenizeTextRequest", "routes"]
 
@@ -85,21 +78,12 @@ class _Tokens:
         """POST /tokenize: ``{"prompt"}`` or ``{"messages"}`` to ``{"tokens", "count", ...}``."""
         front = self._front
         raw = await read_json(http, front.config)
-        return await front.in_thread(self._tokenized, raw)
-
-    def _tokenized(self, raw: dict[str, Any]) -> Response:
-        front = self._front
-        asked: TokenizeTextRequest | TokenizeChatRequest
-        if "messages" in raw:
-            asked, warnings = chat, _ = decode_request(raw, TokenizeChatRequest)
-            prompt = encode_chat_prompt(_conversation(chat), front.engine, front.config)[0]
-        else:
-            asked, warnings = text, _ = decode_request(raw, TokenizeTextRequest)
-            body = CompletionRequest(prompt=text.prompt, add_special_tokens=text.add_special_tokens)
-            prompt = encode_prompts(body, front.engine, front.config)[0]
+        kind = TokenizeChatRequest if "messages" in raw else TokenizeTextRequest
+        asked, warnings = await front.in_thread(decode_request, raw, kind)
         front.check_model(asked.model)
+        (prompt,) = await front.text(encoding(asked))
         ids = list(prompt.token_ids)
-        strings = token_strings(ids, front.engine) if asked.return_token_strs else None
+        strings = await front.text(Spell(tuple(ids))) if asked.return_token_strs else None
         answer = {"count": len(ids), "max_model_len": front.engine.max_seq_len, "tokens": ids, "token_strs": strings}
         return warned(answer, warnings)
 
@@ -109,7 +93,7 @@ class _Tokens:
         front = self._front
         asked, warnings = await front.body(http, DetokenizeRequest)
         front.check_model(asked.model)
-        text = await front.in_thread(decode_ids, asked.tokens, front.engine, "tokens")
+        text = await front.text(Decode(asked.tokens, "tokens"))
         return warned({"prompt": text}, warnings)
 
     async def info(self, http: Request) -> Response:
@@ -126,9 +110,5 @@ class _Tokens:
         front = self._front
         asked, warnings = await front.body(http, TemplateRequest)
         front.check_model(asked.model)
-        text = await front.in_thread(render_chat_prompt, _conversation(asked), front.engine, front.config)
+        text = await front.text(rendering(asked))
         return warned({"prompt": text}, warnings)
-
-
-def _conversation(asked: TemplateRequest) -> ChatRequest:
-    return translated(asked, ChatRequest)

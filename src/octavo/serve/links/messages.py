@@ -22,6 +22,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import OctavoError
 from octavo.core.params import MAX_CHOICES, SamplingParams
 from octavo.core.request import MAX_ID_CHARACTERS
+from octavo.tokenizers.base import TokenizerTraits
 
 __all__ = [
     "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "REQUEST_END", "TOKEN", "ApiHello", "Beat", "Cancel", "Drain",
@@ -224,6 +225,7 @@ class Texts(_Message, tag=51):
 
     plain: tuple[Shown | None, ...]
     events: tuple[Shown | None, ...] = ()
+    words: dict[_Id, bytes] = {}  # what tokens with logprobs, and those beside them, look like
 
 
 ToText = ApiHello | Submit | Cancel | Step | Joined | Left
@@ -243,6 +245,8 @@ class EngineFacts(_Message):
     eos_ids: tuple[_Id, ...]
     numerics_id: _Text
     exact: bool  # a resumed request has the same tokens
+    traits: TokenizerTraits = TokenizerTraits("")
+    num_words: int = 0  # of its tokenizer
 
 
 class Ready(_Message, tag=40):

@@ -16,10 +16,10 @@ from octavo.serve.links.messages import Beat, Drain, EngineFacts, Failed, Gone, 
 
 __all__ = ["ENGINE", "End", "Kill", "Rules", "Start", "Supervision", "Tell"]
 
-ENGINE, DETOKENIZER, API = "engine", "detokenizer", "api"
+ENGINE, DETOKENIZER, TOKENIZER, API = "engine", "detokenizer", "tokenizer", "api"
 # who is told when somebody serves, and who is told of a death, by roles
-_MEETS = {API: (ENGINE, DETOKENIZER), DETOKENIZER: (ENGINE,), ENGINE: ()}
-_MOURNS = {API: (ENGINE, DETOKENIZER), DETOKENIZER: (ENGINE,), ENGINE: (API, DETOKENIZER)}
+_MEETS = {API: (ENGINE, DETOKENIZER, TOKENIZER), DETOKENIZER: (ENGINE,), TOKENIZER: (ENGINE,), ENGINE: ()}
+_MOURNS = {**_MEETS, TOKENIZER: (), ENGINE: (API, DETOKENIZER)}
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Seat:
 
 @dataclass
 class Supervision:
-    """One engine, some front ends, and perhaps a detokenizer between them.
+    """One engine, some front ends, and perhaps a detokenizer between them, and tokenizers.
 
     ``actions`` is for whoever does the I/O to carry out, in order, and clear.
     """
@@ -106,12 +106,14 @@ class Supervision:
     apis: int
     rules: Rules = field(default_factory=Rules)
     detokenizers: int = 0
+    tokenizers: int = 0
 
     def __post_init__(self) -> None:
         self.actions: list[Action] = []
         self._engine = _Seat(ENGINE)
         self._apis = [_Seat(f"{API}-{i}") for i in range(self.apis)]
         self._backs = [self._engine, *(_Seat(DETOKENIZER) for _ in range(self.detokenizers))]
+        self._backs += [_Seat(f"{TOKENIZER}-{i}") for i in range(self.tokenizers)]
         self._epoch = 0
         self._draining = self._ended = False
 

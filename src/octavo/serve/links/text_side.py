@@ -8,7 +8,8 @@ the engine, to go on behind the tokens whose text a front end has. No I/O, no cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from octavo.decoding.output import OutputProcessor, TextDelta
 from octavo.engine.output import PROMPT_TAIL
@@ -36,20 +37,21 @@ __all__ = ["TextSide", "folds_of"]
 
 _FROM_ENGINE: Link[Route, ToText] = Link(ToText)
 _TEXTS: Link[Texts, Texts] = Link(Texts)
-_Rows = dict[int, tuple[OutputProcessor, int]]  # by row: the fold of a choice, and how many its request has
+# by row: the fold of a choice, how many its request has, the first token of its prompt
+_Rows = dict[int, tuple[OutputProcessor, int, int]]
 
 
 class TextSide:
-    """The text of all choices of all front ends. ``make`` gives the fold of each choice of a request.
+    """The text of all choices of all front ends.
 
     ``outbox`` holds (epoch of the front end, frames), for whoever does the I/O to send, in order, and clear.
     """
 
-    def __init__(self, own: int, make: Callable[[Submit], Sequence[OutputProcessor]]) -> None:
+    def __init__(self, own: int, tokenizer: Any = None, eos_ids: Sequence[int] = ()) -> None:
         self.own = own  # epoch
         self.engine = 0  # whose words are taken; 0: nobody's
         self.outbox: list[tuple[int, list[bytes]]] = []
-        self._make = make
+        self.tokenizer, self.eos_ids = tokenizer, eos_ids  # of the model; there before an engine is
         self._joined = False
         self._fronts: dict[int, None] = {}  # epochs that have greeted
         self._dead: set[int] = set()
@@ -116,8 +118,8 @@ class TextSide:
         if isinstance(message, ApiHello):
             rows.clear()
         elif isinstance(message, Submit):
-            folds = self._make(message)
-            rows.update((message.row + choice, (fold, len(folds))) for choice, fold in enumerate(folds))
+            folds = folds_of(message, self.tokenizer, self.eos_ids)
+            rows.update((message.row + i, (fold, len(folds), message.prompt[0])) for i, fold in enumerate(folds))
         else:
             _drop(rows, message.row)
 
@@ -126,7 +128,22 @@ class TextSide:
         for row, index, token in zip(step.rows, step.indices, step.tokens, strict=True):
             found = rows.get(row)
             plain.append(None if found is None else _pushed(found[0], index, token))
-        return Texts(tuple(plain), tuple(_text_of(rows, event) for event in step.events))
+        words: dict[int, bytes] = {}
+        for event in step.events:
+            if event.logprobs is not None or event.prompt_logprobs is not None:
+                self._add_words(words, rows.get(event.row), event)
+        return Texts(tuple(plain), tuple(_text_of(rows, event) for event in step.events), words)
+
+    def _add_words(self, words: dict[int, bytes], row: Any, event: Event) -> None:
+        """What the tokens with logprobs look like, and those beside them; an echoed prompt begins without any."""
+        table = self.tokenizer.byte_table(skip_special_tokens=False)
+        if row is not None and event.prompt_logprobs is not None:
+            words[row[2]] = table[row[2]]
+        for entry in (event.logprobs, *(event.prompt_logprobs or ())):
+            if entry is not None:
+                token, _, _, top, chosen = entry
+                words[token] = table[token]
+                words.update((index, table[index]) for index, _ in (*top, *chosen))
 
 
 def folds_of(message: Submit, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> list[OutputProcessor]:
@@ -143,7 +160,7 @@ def folds_of(message: Submit, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> l
 
 def _drop(rows: _Rows, row: int) -> None:
     """Forget a request, by the row of its first choice."""
-    _, num_choices = rows.get(row, (None, 0))
+    _, num_choices, _ = rows.get(row, (None, 0, 0))
     for choice in range(num_choices):
         rows.pop(row + choice, None)
 

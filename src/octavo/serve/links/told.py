@@ -10,6 +10,7 @@ from octavo.decoding.output import TextDelta
 from octavo.engine.output import OutputRouter
 from octavo.serve.links.api_side import ApiSide
 from octavo.serve.links.messages import CHOICE_END, TOKEN, Link, ProtocolError, Shown, Step, Texts
+from octavo.serve.links.told_words import ToldTokenizer
 
 __all__ = ["ToldText", "feed"]
 
@@ -79,6 +80,8 @@ class ToldText:
 def feed(side: ApiSide, router: OutputRouter, step: Step, body: bytes) -> None:
     """Give the texts of a step to those who will be asked for them. Raises ``ProtocolError`` if they do not fit it."""
     texts = _TEXTS.unpack_body(body)
+    if texts.words and isinstance(router.tokenizer, ToldTokenizer):
+        router.tokenizer.learn(texts.words)
     if (len(texts.plain), len(texts.events)) != (len(step.rows), len(step.events)):
         raise ProtocolError("a step came with the text of another one")
     for row, index, shown in zip(step.rows, step.indices, texts.plain, strict=True):

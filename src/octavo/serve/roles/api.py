@@ -16,7 +16,9 @@ from typing import Any
 from octavo.core.errors import OctavoError
 from octavo.engine.loader import load_tokenizer, seed_source
 from octavo.serve.app import create_app
+from octavo.serve.errors import ApiError
 from octavo.serve.http import HttpServer, run_loop, uvicorn_config
+from octavo.serve.links.asker import Answered, Ask, Asker
 from octavo.serve.links.messages import (
     ApiHello,
     Beat,
@@ -32,10 +34,12 @@ from octavo.serve.links.messages import (
     ToEngine,
     Up,
 )
-from octavo.serve.links.supervision import DETOKENIZER, ENGINE
+from octavo.serve.links.supervision import DETOKENIZER, ENGINE, TOKENIZER
+from octavo.serve.links.told_words import ToldTokenizer
 from octavo.serve.roles.child import Child
 from octavo.serve.roles.remote import RemoteEngine
 from octavo.serve.roles.sockets import LoopSocket, connected
+from octavo.serve.text_work import Work
 
 __all__ = ["run_api"]
 
@@ -52,6 +56,9 @@ class _FrontEnd:
         self.child = child
         self.link: Link[ToEngine, FromEngine] = Link(FromEngine)
         self.text_link: Link[ToEngine, FromText] = Link(FromText)
+        self.task_link: Link[Ask, Answered] = Link(Answered)
+        self.asker = Asker()
+        self._tasks: dict[int, asyncio.Future[Any]] = {}  # that tokenizers have, by number
         self.engine: RemoteEngine | None = None
         self.server: HttpServer | None = None
         self._known: asyncio.Future[EngineFacts] | None = None
@@ -81,7 +88,8 @@ class _FrontEnd:
         """Serve HTTP to the end; False if it could not be begun, which the log explains."""
         settings = self.child.settings
         draw_seed = seed_source(settings.engine.seed)
-        tokenizer = load_tokenizer(facts.source)
+        told = ToldTokenizer(facts.traits, facts.num_words)
+        tokenizer = told if settings.is_full else load_tokenizer(facts.source)
         self.engine = RemoteEngine(
             facts,
             tokenizer,
@@ -91,7 +99,12 @@ class _FrontEnd:
             patience=settings.server.step_timeout,
             apart=settings.is_full,
         )
-        app = create_app(self.engine, settings.server, policy=settings.engine.policy)
+        app = create_app(
+            self.engine,
+            settings.server,
+            policy=settings.engine.policy,
+            elsewhere=self._work if settings.is_full else None,
+        )
         self.server = HttpServer(uvicorn_config(app, settings.server))
         gc.collect()
         gc.freeze()
@@ -137,11 +150,15 @@ class _FrontEnd:
         self._hang_up(up.seat)
         child = self.child
         socket = connected(child.context, child.folder, up.address, child.epoch)
-        hear = self._hear if up.facts is not None else self._hear_text
+        by_role = {ENGINE: self._hear, DETOKENIZER: self._hear_text}
+        hear = by_role.get(up.seat) or partial(self._hear_tokenizer, up.epoch)
         self._wires[up.seat] = _Wire(up.epoch, LoopSocket(socket, partial(_or_die, hear)))
-        if up.facts is None:
+        if up.seat == DETOKENIZER:
             self._say(ApiHello(child.settings.seat), up.seat)
-        elif self._known is not None and not self._known.done():
+        elif up.seat != ENGINE:
+            self.asker.up(up.epoch)
+            self._send_tasks()
+        elif self._known is not None and not self._known.done() and up.facts is not None:
             self._known.set_result(up.facts)
         self._meet_engine()
 
@@ -150,6 +167,9 @@ class _FrontEnd:
         if wire is None or wire.epoch != gone.epoch:
             return
         self._hang_up(gone.seat)
+        if gone.seat.startswith(TOKENIZER):
+            self._answered(self.asker.gone(gone.epoch))
+            return
         self._met = (0, 0)
         if self.engine is not None:
             self.engine.engine_down()
@@ -184,6 +204,42 @@ class _FrontEnd:
             self._meet_engine()
         elif found is not None and isinstance(found[1], Step) and self.engine is not None and len(frames) == 3:
             self.engine.hear(found[0], found[1], frames[2])
+
+    # -- the tokenizers
+
+    async def _work(self, work: Work) -> Any:
+        """Have a tokenizer do it. Raises ``ApiError``."""
+        number = self.asker.ask(work)
+        self._tasks[number] = answer = asyncio.get_running_loop().create_future()
+        self._send_tasks()
+        try:
+            return await answer
+        finally:
+            self._tasks.pop(number, None)
+            self.asker.drop(number)
+
+    def _hear_tokenizer(self, epoch: int, frames: Sequence[bytes]) -> None:
+        found = self.task_link.unpack(frames, self.child.epoch)
+        if found is not None:
+            self._answered(self.asker.hear(epoch, found[1]))
+
+    def _answered(self, answers: Sequence[tuple[int, Any]]) -> None:
+        for number, result in answers:
+            answer = self._tasks.get(number)
+            if answer is None or answer.done():
+                continue
+            if isinstance(result, ApiError):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+        self._send_tasks()
+
+    def _send_tasks(self) -> None:
+        wires = {wire.epoch: wire for wire in self._wires.values()}
+        outbox, self.asker.outbox = self.asker.outbox, []
+        for epoch, message in outbox:
+            if epoch in wires:
+                wires[epoch].socket.send(self.task_link.pack(message, self.child.epoch, epoch))
 
     def _say(self, message: ToEngine, seat: str = ENGINE) -> None:
         wire = self._wires.get(seat)

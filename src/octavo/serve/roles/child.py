@@ -146,6 +146,10 @@ def _role(seat: str) -> Callable[[Child], int]:
         from octavo.serve.roles.detokenizer import run_detokenizer
 
         return run_detokenizer
+    if seat.startswith("tokenizer"):
+        from octavo.serve.roles.tokenizer import run_tokenizer
+
+        return run_tokenizer
     from octavo.serve.roles.api import run_api
 
     return run_api

@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import zmq
 
 from octavo.core.errors import OctavoError
-from octavo.decoding.output import OutputProcessor
 from octavo.engine.loader import load_tokenizer
 from octavo.serve.links.messages import (
     ApiHello,
@@ -21,11 +19,10 @@ from octavo.serve.links.messages import (
     Join,
     Link,
     ProtocolError,
-    Submit,
     ToEngine,
     Up,
 )
-from octavo.serve.links.text_side import TextSide, folds_of
+from octavo.serve.links.text_side import TextSide
 from octavo.serve.roles.child import Child
 from octavo.serve.roles.sockets import bound, connected, epoch_of, identity_of, receive
 
@@ -45,7 +42,7 @@ def run_detokenizer(child: Child) -> int:
 class _Detokenizer:
     def __init__(self, child: Child) -> None:
         self.child = child
-        self.side = TextSide(child.epoch, self._folds)
+        self.side = TextSide(child.epoch)
         self.link: Link[ToEngine, ToEngine] = Link(ToEngine)
         self.address = f"detokenizer-{child.epoch}"
         self.router = bound(child.context, child.folder, self.address)
@@ -54,7 +51,6 @@ class _Detokenizer:
         self._poller.register(self.router, zmq.POLLIN)
         self._engine: zmq.Socket[bytes] | None = None
         self._facts: EngineFacts | None = None
-        self._tokenizer: Any = None
         self._draining = False
 
     def run(self) -> None:
@@ -100,7 +96,7 @@ class _Detokenizer:
         self._engine.send_multipart(self.link.pack(Join(), self.child.epoch, up.epoch), zmq.NOBLOCK)
 
     def _begin(self, facts: EngineFacts) -> None:
-        self._tokenizer = load_tokenizer(facts.source)
+        self.side.tokenizer, self.side.eos_ids = load_tokenizer(facts.source), facts.eos_ids
         gc.collect()
         gc.freeze()
         self.child.ready(address=self.address)
@@ -129,6 +125,3 @@ class _Detokenizer:
                 self.router.send_multipart([identity_of(front), *frames], zmq.NOBLOCK)
             except zmq.ZMQError:  # it has left
                 self.side.gone(front)
-
-    def _folds(self, message: Submit) -> list[OutputProcessor]:
-        return folds_of(message, self._tokenizer, () if self._facts is None else self._facts.eos_ids)

@@ -70,6 +70,8 @@ def _facts(loaded: LoadedEngine) -> EngineFacts:
         eos_ids=tuple(parts.config.eos_token_ids),
         numerics_id=parts.numerics_id,
         exact=parts.backend.name in _EXACT,
+        traits=parts.tokenizer.traits,
+        num_words=parts.tokenizer.vocab_size,
     )
 
 

@@ -98,7 +98,7 @@ class _Supervisor:
         self.shop, self._wakeup = shop, wakeup
         rules = Rules(silence=shop.config.silence_timeout, drain=shop.config.shutdown_timeout + 5.0)
         full = shop.config.resolved_layout == "full"
-        self.plan = Supervision(apis=1, rules=rules, detokenizers=int(full))
+        self.plan = Supervision(apis=1, rules=rules, detokenizers=int(full), tokenizers=full * shop.config.tokenizers)
         self.link: Link[ToChild, ToSupervisor] = Link(ToSupervisor)
         self.on_serving: Callable[[], None] = lambda: None
         self._said = False  # that it serves
