@@ -16,6 +16,7 @@ class Fairness:
 
     def __init__(self, scheduler: ContinuousBatchScheduler, pages_can_fail: bool) -> None:
         self.scheduler = scheduler
+        self.pages_can_fail = pages_can_fail
         self.config = scheduler.config
         # one more to run without shared pages, where they are what a failed grab leaves without
         self.most_preemptions = max(1, self.config.max_preemptions) + pages_can_fail
@@ -71,6 +72,9 @@ class Fairness:
         self.idle_turns = 0 if progress or not roster.requests else self.idle_turns + 1
         if self.idle_turns > MOST_IDLE_TURNS:
             raise Broken("I18", f"{self.idle_turns} turns without a token, and {len(roster.requests)} requests wait")
+        for branch in () if self.pages_can_fail else roster.running:
+            if branch.waiting_reason is WaitingReason.KV and branch.num_preemptions >= self.config.max_preemptions:
+                raise Broken("I18", f"{branch.key} has a claim on pages, and finds none")
         for branch in roster.waiting:
             if branch.num_preemptions > self.most_preemptions:
                 raise Broken("I19", f"{branch.key} was preempted {branch.num_preemptions} times")

@@ -137,6 +137,10 @@ MUTATIONS = (
         "if draft.turn is not None and len(draft.others) == served:", "if draft.turn is not None and served < 0:",
     ),
     Mutation(
+        "I18", "a claim counts pages that others hold", "core/claims.py",
+        "held = self.kv.num_lasting_pages(branch.key)", "held = branch.kv_blocks",
+    ),
+    Mutation(
         "I19", "nobody is protected from preemption", "core/claims.py",
         "return branch.num_preemptions >= self.config.max_preemptions", "return branch.num_preemptions >= 1 << 20",
     ),

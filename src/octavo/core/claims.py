@@ -28,15 +28,17 @@ class Claims:
         it never has to preempt), else what its known tokens and the next one need.
         """
         tokens, copies = max(branch.num_tokens, branch.request.token_limit - 1), 0
+        held = branch.kv_blocks
         if self.protected(branch):  # of a gang, each may have to copy a page that it shares
             copies = len(self.kv.groups) * branch.request.gang
+            held = self.kv.num_lasting_pages(branch.key)
         else:
             if follows(branch):
                 return len(self.kv.groups)
             if branch.state is RequestState.DECODING:
                 return 0
             tokens = min(tokens, branch.num_tokens + 1)
-        return max(0, self.kv.num_pages_needed(tokens, self.config.max_prefill_chunk) - branch.kv_blocks) + copies
+        return max(0, self.kv.num_pages_needed(tokens, self.config.max_prefill_chunk) - held) + copies
 
     def all_fit(self) -> bool:
         """True if the known tokens of all that run find pages without preemption."""

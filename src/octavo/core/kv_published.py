@@ -35,6 +35,7 @@ class PublishedTables:
         _check_shape(page_size, groups)
         self.page_size = page_size
         self.groups = tuple(groups)
+        self._has_windows = any(group.window for group in self.groups)
         self.allocator = PageAllocator(num_pages, on_free=on_free)
         self.prefix = RadixCache(page_size, len(self.groups), allocator=self.allocator, groups=self.groups)
         self.enable_prefix_cache = enable_prefix_cache
@@ -190,6 +191,17 @@ class PublishedTables:
         """Pages that the branch owns, shared ones included; 0 if it is not live."""
         branch = self._branches.get(branch_key)
         return sum(len(table) - table.count(TOMBSTONE) for table in branch.tables) if branch is not None else 0
+
+    def num_lasting_pages(self, branch_key: BranchKey) -> int:
+        """Pages that the branch keeps to its end, or that are free or cached once its window has passed them.
+
+        A page behind a window is neither where another branch, or a lease, holds it as well.
+        """
+        branch = self._branches.get(branch_key)
+        if branch is None or not self._has_windows:
+            return self.num_branch_pages(branch_key)
+        held_by_others, owner = self.allocator.is_held_by_others, branch.owner
+        return sum(not (self.groups[g].window and held_by_others(page, owner)) for g, page in branch.pages())
 
     def _branch(self, branch_key: BranchKey) -> BranchPages:
         try:

@@ -185,6 +185,10 @@ class PageAllocator:
         owners = self._owners[self._checked(page)]
         return owners is not None and (len(owners) > 1 or any(count > 1 for count in owners.values()))
 
+    def is_held_by_others(self, page: int, owner: Owner) -> bool:
+        """True if a branch or a lease other than `owner` holds the page."""
+        return any(other not in (owner, TREE) for other in self._owners[self._checked(page)] or ())
+
     def is_evictable(self, page: int) -> bool:
         """True if the tree alone owns the page and no open ticket names it."""
         return bool(self._is_evictable[self._checked(page)])
