@@ -205,6 +205,17 @@ def test_choices_of_one_request_are_charged_once():
     assert history.lives["a"].outputs == 9
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("width", [1, 3])
+def test_tokens_of_a_gang_are_those_that_it_says(width, seed):
+    """Its first draw has one row, and its driver may end it, so that rows do not say how many there are."""
+    bench, ring = Bench(), Timeline(10_000)
+    bench.scheduler.timeline.listen(lambda kind, t, values: ring.record(kind, t, **values))
+    bench.submit(make_request("g", n=width, gang=True, max_tokens=9, seed=seed), make_request("a")).run()
+    usage = {event.request_id: event.num_output_tokens for event in bench.events if event.kind.value == "request_end"}
+    assert {name: life.outputs for name, life in history_of(ring).lives.items()} == usage
+
+
 def test_a_beginning_that_is_lost_is_passed_over():
     clocked = Clocked().submit("a", [1], max_tokens=6).step()
     events = list(clocked.bench.scheduler.timeline)

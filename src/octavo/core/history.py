@@ -82,6 +82,7 @@ class Life:
     chunks: int = 0
     steps: int = 0  # that decoded
     outputs: int = 0  # tokens, all choices
+    gang: bool = False  # its moves say how many tokens there are, not its rows
     sums: dict[str, float] = field(default_factory=dict)  # seconds by cause
     spans: list[Span] = field(default_factory=list)
     awaited: list[str] = field(default_factory=list)  # requests whose prefix it waited for
@@ -280,6 +281,13 @@ class _Teller:
         if self._open is not None:
             self._open.end, self._open.tokens = event["t"], event["tokens"]
 
+    def _on_gang(self, event: Mapping[str, Any]) -> None:
+        """All members have a token more, whoever drew; or they say in all what `endings` has."""
+        if event["request"] in self._live:
+            life = self._live[event["request"]].life
+            said = sum(len(tokens) for tokens, *_ in event["endings"] or ())
+            life.gang, life.outputs = True, said or life.outputs + len(event["tokens"])
+
     def _on_rollback(self, event: Mapping[str, Any]) -> None:
         self._reach(event)
         if self._open is not None:
@@ -327,7 +335,7 @@ class _Teller:
             life = self._running.get(name)
             if token is None or life is None:
                 continue
-            life.outputs += 1
+            life.outputs += not life.gang
             if life.first_token is None:
                 life.first_token = step.end
             elif life.last_token is not None:
