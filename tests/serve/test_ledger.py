@@ -32,6 +32,20 @@ def test_how_a_request_ended() -> None:
         assert status(app) == {"id": "mine", "object": "request", **expected}
 
 
+def test_what_a_dead_front_end_had_open_was_cancelled() -> None:
+    app = make_app()
+    send(app, "POST", CHAT, json=NAMED)
+    app.state.front.orphaned([("key-1", "theirs.0123abcd"), ("", "a.b-1.89abcdef-12~3"), ("", "mine.2.00000000")])
+    told = {name: status(app, name)["status"] for name in ("mine", "theirs", "a.b-1", "mine.2", "a.b")}
+    assert told == {
+        "mine": "finished",
+        "theirs": "cancelled",
+        "a.b-1": "cancelled",
+        "mine.2": "cancelled",
+        "a.b": "unknown",
+    }
+
+
 def test_what_was_refused_never_ran() -> None:
     app = make_app()
     check_error(send(app, "POST", CHAT, json={**NAMED, "max_tokens": 10**6}), 400)

@@ -287,11 +287,13 @@ def test_an_engine_runs_each_request_once_and_only_for_the_living() -> None:
     side.hear(3, m.Cancel(7), 0.0)
     assert core.take() == [("stop", "a", 1, 4), ("cancel", "c")]
     side.gone(2)
+    assert side.outbox[-1] == (3, m.Orphaned((("", "a"),)))
     side.hear(2, m.ApiHello("seat 2"), 0.0)
     side.hear(2, asked(5, "late"), 0.0)
     assert core.take() == [("cancel", "a")] and side.peers == (3,)
     side.hear(4, m.ApiHello("seat 3"), 5.0)  # another life in the same seat
     assert core.take() == [("cancel", "b")] and side.peers == (4,) and side.num_runs == 0
+    assert side.outbox[-1] == (4, m.Orphaned((("", "a"), ("", "b"))))
     side.hear(4, asked(1, "d"), 5.0)
     side.end_silent(15.0, 10.0)
     assert side.peers == (4,)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -208,11 +208,18 @@ async def flood(url: str, requests: int, between: Any) -> None:
 def test_what_a_dead_front_end_had_asked_for_is_cancelled() -> None:
     with live_server(*COMPACT, "--max-running-requests", "2") as server:
         engine = children(server.process.pid)["engine"]
-        asyncio.run(flood(server.url, 30, partial(strike, server, "api-0")))
+
+        def strike_when_many_wait() -> None:
+            until(lambda: metric(server.url, "vllm:num_requests_waiting") > 20)
+            strike(server, "api-0")
+
+        asyncio.run(flood(server.url, 90, strike_when_many_wait))
         until(lambda: is_healthy(server.url))
         assert wait_idle(server.url)
-        assert metric(server.url, "octavo:steps_total") < 0.7 * 30 * 64 / 2  # it was not run to its end
+        assert metric(server.url, "octavo:steps_total") < 0.7 * 90 * 64 / 2  # it was not run to its end
         assert children(server.process.pid)["engine"] == engine
+        told = [httpx.get(f"{server.url}/v1/requests/f{i}").json()["status"] for i in range(90)]
+        assert set(told) <= {"cancelled", "unknown"} and told.count("cancelled") > 10  # the others had ended
         assert httpx.get(f"{server.url}/v1/requests/r0").json()["status"] == "unknown"
         assert asyncio.run(all_streams(server.url))[0][0][0]  # the same ids may come again
         assert httpx.get(f"{server.url}/v1/requests/r0").json()["status"] == "finished"
@@ -268,15 +275,22 @@ def test_a_front_end_that_waits_for_its_engine_ends_when_it_is_told() -> None:
         until(lambda: is_waiting(found["api-0"]))
 
 
-def test_a_server_goes_on_when_nobody_reads_what_it_says() -> None:
+def unread() -> int:
+    """A pipe that nobody reads."""
+    ears, mouth = os.pipe()
+    os.close(ears)
+    return mouth
+
+
+@pytest.mark.parametrize("opened", [unread, lambda: os.open("/dev/full", os.O_WRONLY)], ids=["unread", "full"])
+def test_a_server_goes_on_when_nothing_of_what_it_says_can_be_written(opened: Callable[[], int]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ears, mouth = os.pipe()
-    command = [sys.executable, "-m", "octavo", "serve", "--port", str(port), *COMPACT]
+    mouth = opened()
+    command = [sys.executable, "-m", "octavo", "serve", "--port", str(port), "--log-format", "json", *COMPACT]
     process = subprocess.Popen(command, stdout=mouth, stderr=mouth)
     os.close(mouth)
-    os.close(ears)
     url = f"http://127.0.0.1:{port}"
     try:
         until(lambda: is_healthy(url), 60.0)
@@ -284,6 +298,9 @@ def test_a_server_goes_on_when_nobody_reads_what_it_says() -> None:
         os.kill(engine, signal.SIGKILL)
         until(lambda: children(process.pid).get("engine", engine) != engine)
         until(lambda: is_healthy(url))
+        for count in (1, 2):
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
+            until(lambda count=count: metric(url, "octavo:log_lines_dropped_total") >= count)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:

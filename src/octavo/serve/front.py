@@ -56,6 +56,7 @@ __all__ = ["REQUEST_ID", "Elsewhere", "Events", "Front", "Order", "Whole", "inte
 _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
+_ENGINE_SUFFIX = re.compile(r"\.[0-9a-f]{8}(-[0-9]+)?(~[0-9]+)?$")  # what `_reply` and those behind it add
 _TEXT_THREADS = 2
 _SMALL_BODY = 1024  # bytes
 _FEW_TOKENS = 256
@@ -112,6 +113,11 @@ class Front:
         self._leaving = time.monotonic()
         for over in self.watchers:
             over.set()
+
+    def orphaned(self, names: Sequence[tuple[str, str]]) -> None:
+        """Requests that another front end had let in were cancelled when it died: (tenant, the engine's id) of each."""
+        for tenant, name in names:
+            self.ledger.orphaned(tenant if self.config.key_file else "", _ENGINE_SUFFIX.sub("", name))
 
     def cut(self) -> None:
         """It waits no longer: what is open ends with an error."""

@@ -58,6 +58,11 @@ class Ledger:
             if entry.job is not None:
                 self._remember(name, entry.job.outcome)
 
+    def orphaned(self, owner: str, request_id: str) -> None:
+        """A request was cancelled when the front end that served it died."""
+        if (owner, request_id) not in self._running:
+            self._remember((owner, request_id), "cancelled")
+
     def _remember(self, name: tuple[str, str], outcome: str) -> None:
         self._ended.pop(name, None)
         self._ended[name] = outcome

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TextIO
 
 from octavo.serve.config import ServeConfig
 
-__all__ = ["JsonFormatter", "log_request", "set_up_logging"]
+__all__ = ["JsonFormatter", "lines_dropped", "log_request", "set_up_logging"]
 
 _requests = logging.getLogger("octavo.requests")
 _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
@@ -38,10 +39,28 @@ class _TextFormatter(logging.Formatter):
         return " ".join([super().format(record), *(f"{name}={value}" for name, value in fields.items())])
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    """To standard error; a line that cannot be written, as when the disk is full, is counted and forgotten."""
+
+    dropped = 0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Count it."""
+        if isinstance(sys.exc_info()[1], OSError):
+            _Handler.dropped += 1
+        else:
+            super().handleError(record)
+
+
+def lines_dropped() -> int:
+    """Lines of this process's log that could not be written."""
+    return _Handler.dropped
+
+
 def set_up_logging(config: ServeConfig) -> None:
     """All loggers of this process to standard error. Requests have lines in JSON, and from the level info on."""
     as_json = config.log_format == "json"
-    handler = logging.StreamHandler()
+    handler = _Handler()
     handler.setFormatter(JsonFormatter() if as_json else _TextFormatter())
     root = logging.getLogger()
     root.handlers = [handler]

@@ -118,6 +118,7 @@ METRICS = (
         ("class", "tenant"),
     ),
     _counter("octavo:requests_refused", "Failures", "", "Requests answered with 429, by why.", ("code",)),
+    _counter("octavo:log_lines_dropped", "Failures", "log_lines_dropped", "Log lines that could not be written."),
     _counter("octavo:http_requests", "HTTP answers", "", "HTTP answers, by route and status.", ("route", "status")),
     _gauge(
         "octavo:active_requests", "Batch", "", "Requests that the engine has been asked for and that have not ended."

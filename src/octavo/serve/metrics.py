@@ -19,6 +19,7 @@ from octavo.core.params import SamplingParams
 from octavo.engine.histogram import Histogram
 from octavo.engine.tenants import TenantLabels
 from octavo.serve.errors import ApiError
+from octavo.serve.logs import lines_dropped
 from octavo.serve.metric_table import BY_NAME, METRICS, Metric
 from octavo.serve.port import Delta, EnginePort
 from octavo.serve.trail import Trail
@@ -135,7 +136,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Family]:
         """All families, those without a sample too."""
-        stats = {**self._engine.stats(), "live_objects/front": len(gc.get_objects())}
+        own = {"live_objects/front": len(gc.get_objects()), "log_lines_dropped": lines_dropped()}
+        stats = {**self._engine.stats(), **own}
         total = stats.get("pages_total", 0)
         if total:
             stats["kv_usage"] = 1 - (stats.get("pages_free", 0) + stats.get("pages_cached", 0)) / total

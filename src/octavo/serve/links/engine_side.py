@@ -8,6 +8,7 @@ in, of the messages of front ends that say what a row is, and gets the steps of 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,6 +18,7 @@ from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.serve.links.messages import (
     CHOICE_END,
+    MAX_ORPHANS,
     REQUEST_END,
     TOKEN,
     ApiHello,
@@ -27,6 +29,7 @@ from octavo.serve.links.messages import (
     Joined,
     Left,
     Link,
+    Orphaned,
     Read,
     Refused,
     Shed,
@@ -98,6 +101,7 @@ class EngineSide:
         self._peers: dict[int, _Peer] = {}  # by epoch
         self._dead: set[int] = set()  # epochs that are heard no more
         self._runs: dict[str, _Run] = {}  # by request id
+        self._orphans: deque[tuple[str, str]] = deque(maxlen=MAX_ORPHANS)  # (tenant, id): they ended with a front end
         self.num_ended = 0  # requests that were followed to their end, whatever it was
 
     @property
@@ -157,6 +161,9 @@ class EngineSide:
         self.through = 0 if self.through == epoch else self.through
         peer = self._peers.pop(epoch, None)
         if peer is not None:
+            orphans = tuple((run.request.tenant, run.request.request_id) for run in peer.runs.values())[-MAX_ORPHANS:]
+            self._orphans.extend(orphans)
+            self.outbox += [(other, Orphaned(orphans)) for other in self._peers if orphans]
             self._cancel_all(peer)
             if self.through:
                 self.outbox.append((self.through, Left(epoch)))
@@ -209,6 +216,8 @@ class EngineSide:
         for other, peer in list(self._peers.items()):
             if peer.seat == seat and other < epoch:
                 self.gone(other)
+        if epoch not in self._peers and self._orphans:
+            self.outbox.append((epoch, Orphaned(tuple(self._orphans))))
         self._cancel_all(self._peers.setdefault(epoch, _Peer(seat, now)))
 
     def _submit(self, epoch: int, peer: _Peer, message: Submit, now: float) -> bool:

@@ -25,17 +25,18 @@ from octavo.core.request import MAX_ID_CHARACTERS
 from octavo.tokenizers.base import TokenizerTraits
 
 __all__ = [
-    "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "REQUEST_END", "TOKEN", "ApiHello", "Beat", "Cancel", "Drain",
-    "EngineFacts", "Event", "Explain", "Explained", "Failed", "FromEngine", "FromText", "Gone", "Join", "Joined",
-    "Left", "Link", "Look", "ProtocolError", "Read", "Ready", "Refused", "Route", "Seen", "Shed", "Shown", "Stats",
-    "Step", "Stop", "Submit", "Texts", "ToChild", "ToEngine", "ToSupervisor", "ToText", "Up", "ends_of",
-    "pack_logprobs", "relayed", "unpack_logprobs",
+    "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "MAX_ORPHANS", "REQUEST_END", "TOKEN", "ApiHello", "Beat", "Cancel",
+    "Drain", "EngineFacts", "Event", "Explain", "Explained", "Failed", "FromEngine", "FromText", "Gone", "Join",
+    "Joined", "Left", "Link", "Look", "Orphaned", "ProtocolError", "Read", "Ready", "Refused", "Route", "Seen",
+    "Shed", "Shown", "Stats", "Step", "Stop", "Submit", "Texts", "ToChild", "ToEngine", "ToSupervisor", "ToText",
+    "Up", "ends_of", "pack_logprobs", "relayed", "unpack_logprobs",
 ]  # fmt: skip
 
 VERSION = 3
 MAX_BYTES = 64 << 20  # of one message
 MAX_EXPLANATION = 4 << 20
 MAX_SEEN = 4 << 20
+MAX_ORPHANS = 4096
 TOKEN, CHOICE_END, REQUEST_END = range(3)  # kinds of `Event`
 
 _HEADER = struct.Struct("<4sHxxQQ")
@@ -195,6 +196,12 @@ class Seen(_Message, tag=24):
     content: Annotated[bytes, Meta(max_length=MAX_SEEN)]
 
 
+class Orphaned(_Message, tag=27):
+    """Requests that ended with their front end, which has died: (tenant, id) of each. For who is asked about them."""
+
+    names: Annotated[tuple[tuple[_Name, _Name], ...], Meta(max_length=MAX_ORPHANS)]
+
+
 class Joined(_Message, tag=25):
     """The answer to ``Join``: what is relayed follows."""
 
@@ -205,7 +212,7 @@ class Left(_Message, tag=26):
     epoch: _Epoch
 
 
-FromEngine = Step | Refused | Stats | Explained | Seen | Joined | Left
+FromEngine = Step | Refused | Stats | Explained | Seen | Orphaned | Joined | Left
 
 
 # -- engine to detokenizer to front end

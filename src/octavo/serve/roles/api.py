@@ -105,6 +105,7 @@ class _FrontEnd:
             policy=settings.engine.policy,
             elsewhere=self._work if settings.is_full else None,
         )
+        self.engine.on_orphans = app.state.front.orphaned
         self.server = HttpServer(uvicorn_config(app, settings.server))
         gc.collect()
         gc.freeze()

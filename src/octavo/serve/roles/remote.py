@@ -16,7 +16,18 @@ from octavo.decoding.output import OutputProcessor
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.serve.links.api_side import ApiSide
-from octavo.serve.links.messages import EngineFacts, Explain, Explained, FromEngine, Look, Seen, Shed, Step, ToEngine
+from octavo.serve.links.messages import (
+    EngineFacts,
+    Explain,
+    Explained,
+    FromEngine,
+    Look,
+    Orphaned,
+    Seen,
+    Shed,
+    Step,
+    ToEngine,
+)
 from octavo.serve.links.told import ToldText, feed
 
 __all__ = ["RemoteEngine"]
@@ -55,6 +66,7 @@ class RemoteEngine:
         self._asked: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # explanations, by number
         self._number = 0
         self._engines = 0  # that have served
+        self.on_orphans: Callable[[Sequence[tuple[str, str]]], None] = lambda names: None  # (tenant, id) of each
         self._looks: list[asyncio.Future[dict[str, Any] | None]] = []  # that wait for what the engine does
 
     @property
@@ -138,6 +150,9 @@ class RemoteEngine:
         self._heard = self.clock()
         if isinstance(message, Explained):
             self._explained(message)
+            return
+        if isinstance(message, Orphaned):
+            self.on_orphans(message.names)
             return
         if isinstance(message, Seen) and sender == self.side.engine:
             self._show(msgspec.json.decode(message.content))
