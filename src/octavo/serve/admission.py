@@ -80,6 +80,17 @@ class Admission:
         finally:
             self.door.leave(guest, self._pace().steps)
 
+    @contextmanager
+    def aside(self, ask: Ask) -> Iterator[Visit]:
+        """The same for a bulk request, which is in nobody's way: only memory is counted. Raises ``ApiError`` 429."""
+        guest = self.door.enter(Ask(ask.tenant, 0, held_bytes=ask.held_bytes), self._pace(), time.monotonic())
+        if isinstance(guest, Refusal):
+            raise refused(guest)
+        try:
+            yield Visit(self, Guest(ask, 0.0, first_token=0.0))
+        finally:
+            self.door.leave(guest, self._pace().steps)
+
     def first_token(self, guest: Guest, told: float) -> None:
         """A guest's first token leaves; ``told`` is when it was to."""
         waited = self.door.first_token(guest, self._pace().steps, time.monotonic())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,25 +11,32 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import Match, Route, Router
 
 from octavo.serve import static
 from octavo.serve.admin import admin_listener
-from octavo.serve.apis import anthropic, live, ollama, openai, probes, requests, responses, tokens
+from octavo.serve.apis import anthropic, batches, files, live, ollama, openai, probes, requests, responses, tokens
 from octavo.serve.apis.ollama_answers import OLLAMA
 from octavo.serve.apis.response_answers import RESPONSES
+from octavo.serve.batches.desk import Desk
+from octavo.serve.batches.folder import Folder
+from octavo.serve.batches.inside import caller
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError
 from octavo.serve.front import Elsewhere, Front, internal_error
 from octavo.serve.guard import Guard, allowed_hosts
-from octavo.serve.keys import read_keys
+from octavo.serve.keys import Keyring, read_keys
 from octavo.serve.openapi import document_route
 from octavo.serve.port import EnginePort
 
 __all__ = ["create_app"]
 
 _APIS = (openai, responses, anthropic, ollama, requests, tokens, live, probes)
+_OF_BATCHES = ("/v1/files", "/v1/batches")
+_NO_BATCHES = (
+    "There are no files and batches here: the operator starts the server with --batch-dir FOLDER to have them."
+)
 _DIALECTS = (
     ("/v1/messages", anthropic.ANTHROPIC),
     ("/api/", OLLAMA),
@@ -49,20 +56,39 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
-        async with admin_listener(front, front.config):
+        async with admin_listener(front, front.config), batches_run():
             yield
         front.close()
 
+    @asynccontextmanager
+    async def batches_run() -> AsyncGenerator[None, None]:
+        if desk is not None:
+            desk.start()
+        yield
+        if desk is not None:
+            await desk.stop()
+
     handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _unexpected}
-    routes = [*static.routes(), *(route for api in _APIS for route in api.routes(front))]
-    routes.append(document_route(front, routes, dialect_of, keyed=bool(front.config.key_file)))
     keys = read_keys(front.config.key_file) if front.config.key_file else None
+    routes = [*static.routes(), *(route for api in _APIS for route in api.routes(front))]
+    desk = _desk(front, routes, keys)
+    if desk is not None:
+        routes += [*files.routes(front, desk), *batches.routes(front, desk, routes)]
+    routes.append(document_route(front, routes, dialect_of, keyed=bool(front.config.key_file)))
     guard = Middleware(
         Guard, keys=keys, hosts=allowed_hosts(front.config), dialect_of=dialect_of, refused=front.metrics.failed
     )
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan, middleware=[guard])
-    app.state.front = front
+    app.state.front, app.state.desk = front, desk
     return app
+
+
+def _desk(front: Front, routes: Sequence[Route], keys: Keyring | None) -> Desk | None:
+    """Who runs batches, if there is a folder for them. Raises ``InvalidInput``."""
+    config = front.config
+    if not config.batch_dir:
+        return None
+    return Desk(Folder(config.batch_dir), config, caller(Router(routes)), keys, front.metrics)
 
 
 def dialect_of(path: str) -> Dialect:
@@ -75,7 +101,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return await _unexpected(request, error)
     allowed = {"Allow": ", ".join(_methods(request))} if error.status_code == 405 else dict(error.headers or {})
-    text = {404: "There is no such route; see docs/api.md.", 405: "This route does not take that method."}
+    no_batches = request.url.path.startswith(_OF_BATCHES) and not request.app.state.desk
+    nowhere = _NO_BATCHES if no_batches else "There is no such route; see docs/api.md."
+    text = {404: nowhere, 405: "This route does not take that method."}
     refusal = ApiError(error.status_code, text.get(error.status_code, error.detail), headers=allowed)
     answer: Response = dialect_of(request.url.path).error_response(refusal)
     return answer

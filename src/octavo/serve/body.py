@@ -17,7 +17,7 @@ from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError
 from octavo.serve.interrupt import within
 
-__all__ = ["parse_json", "read_json"]
+__all__ = ["TooLarge", "parse_json", "read_json"]
 
 _DRAIN_BYTES = 32 << 20  # of a refused body; who sends more meets a closed connection
 _DRAIN_SECONDS = 2.0
@@ -67,13 +67,13 @@ async def _read(request: Request, limit: int) -> bytes:
     """All bytes of the body; stops reading as soon as there are more than `limit`."""
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
-        raise _too_large(limit)
+        raise TooLarge(limit)
     chunks = bytearray()
     try:
         async for chunk in request.stream():
             chunks += chunk
             if len(chunks) > limit:
-                raise _too_large(limit)
+                raise TooLarge(limit)
     except ClientDisconnect as error:
         raise ApiError(400, "The client left before the body was complete.") from error
     return bytes(chunks)
@@ -103,12 +103,13 @@ def _too_deep(max_depth: int) -> ApiError:
     return ApiError(400, f"The body is nested more than {max_depth} levels deep.", code="invalid_json")
 
 
-def _too_large(limit: int) -> ApiError:
-    message = f"The body is larger than {limit} bytes; send less, or start the server with a larger --max-body-bytes."
-    return _TooLarge(413, message, code="body_too_large", headers={"Connection": "close"})
+class TooLarge(ApiError):
+    """A 413 for a body above the limit that a flag sets."""
 
+    def __init__(self, limit: int, flag: str = "--max-body-bytes") -> None:
+        message = f"The body is larger than {limit} bytes; send less, or start the server with a larger {flag}."
+        super().__init__(413, message, code="body_too_large", headers={"Connection": "close"})
 
-class _TooLarge(ApiError):
     def response(self, content: bytes | None = None) -> Any:
         """The answer, which lets the client finish its writing."""
         return _Draining(super().response(content))

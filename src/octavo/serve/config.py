@@ -26,6 +26,8 @@ _RANGES = {
     **dict.fromkeys(("tokenizers",), (1, 64)),
     **dict.fromkeys(("max_waiting", "max_queued_tokens", "max_tenant_waiting", "max_tenant_tokens"), (0, _MOST)),
     **dict.fromkeys(("max_stored_responses", "max_stored_bytes"), (0, _MOST)),
+    **dict.fromkeys(("max_batch_bytes", "max_batch_store", "max_batch_lines", "max_batch_files"), (1, _MOST)),
+    "batch_concurrency": (1, 256),
     "max_choices": (1, MAX_CHOICES),
     "max_stop_strings": (0, MAX_STOP_STRINGS),
     "max_stop_chars": (1, MAX_STOP_CHARACTERS),
@@ -71,6 +73,12 @@ class ServeConfig:
     max_first_token_s: float = _flag(0.0, "Refuse what would wait longer for its first token, in seconds; 0: never.")
     max_request_memory: str = _flag("512MiB", "Memory that tokens and logprobs of requests inside may come to take.")
     max_stored_responses: int = _flag(1024, "Most responses that are kept to be asked for again; 0: none.")
+    batch_dir: str = _flag("", "Folder for files and batches (docs/batches.md); default: there are none.")
+    batch_concurrency: int = _flag(8, "Requests of batches that run at once.")
+    max_batch_bytes: int = _flag(200 << 20, "Largest file of a batch.")
+    max_batch_lines: int = _flag(50_000, "Most requests of one batch.")
+    max_batch_files: int = _flag(500, "Most files, and most unfinished batches, of one API key.")
+    max_batch_store: int = _flag(4 << 30, "Most bytes of all uploaded files in --batch-dir.")
     max_stored_bytes: int = _flag(64 << 20, "Most bytes of kept responses and what they were made from.")
     body_timeout: float = _flag(30.0, "Seconds that a client may take to send its body.")
     request_timeout: float = _flag(600.0, "Seconds that one request may take in all.")

@@ -51,7 +51,7 @@ from octavo.serve.text_work import EncodeText, Work, do, encoding
 from octavo.serve.tracing import tracing_to
 from octavo.serve.trail import Trail
 
-__all__ = ["REQUEST_ID", "Elsewhere", "Events", "Front", "Order", "Whole", "internal_error", "is_small"]
+__all__ = ["BULK", "REQUEST_ID", "Elsewhere", "Events", "Front", "Order", "Whole", "internal_error", "is_small"]
 
 _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -61,6 +61,8 @@ _TEXT_THREADS = 2
 _SMALL_BODY = 1024  # bytes
 _FEW_TOKENS = 256
 _ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
+BULK = "octavo.bulk"  # where the scope of a line of a batch says whose it is
+_LONGEST_BULK = 30 * 86_400.0  # seconds
 _DRAINING = "The server takes no new requests now: it is being drained, or about to stop."
 _NO_PRIORITY = "start the server with --policy priority to have it honoured"
 _log = logging.getLogger(__name__)
@@ -217,6 +219,8 @@ class Front:
     def tenant(self, http: Request) -> str:
         """Whose request it is: the name of its key, where there are keys."""
         key: Key | None = http.scope.get(KEY)
+        if key is None and BULK in http.scope:
+            return str(http.scope[BULK])
         return tenant_of(_credentials(http)) if key is None else key.name
 
     def _salt(self, key: Key | None, salt: str) -> str:
@@ -248,9 +252,11 @@ class Front:
         if self.draining or http.scope[_ARRIVED] > self._leaving:
             raise ApiError(503, _DRAINING, code="draining", headers={"Retry-After": "5"})
         request_id, tenant, key = request_id_of(http, order.body.request_id), self.tenant(http), http.scope.get(KEY)
-        places.enter_context(self.quotas.inside(key))
+        is_bulk = BULK in http.scope
+        places.enter_context(self.quotas.inside(None if is_bulk else key))
         entry = places.enter_context(self.ledger.running("" if key is None else key.name, request_id))
-        self.admission.check(Ask(tenant, sequences))  # before work is done for it
+        if not is_bulk:
+            self.admission.check(Ask(tenant, sequences))  # before work is done for it
         trail = self._trail(http, order, request_id, tenant)
         begun = time.monotonic()
         work = encoding(order.body)
@@ -260,13 +266,17 @@ class Front:
         fit_context(prompts, params, self.engine, order.param)
         self.quotas.check_tokens(key, sum(len(prompt.token_ids) for prompt in prompts))
         ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms))
-        visit = places.enter_context(self.admission.enter(ask))
+        visit = places.enter_context(self.admission.aside(ask) if is_bulk else self.admission.enter(ask))
         reply = self._reply(order, trail, prompts, visit)
         places.callback(self._ended, reply.job)
         reply.job.cache_salt = self._salt(key, reply.job.cache_salt)
         places.callback(lambda: self.quotas.charge_tokens(key, reply.job.usage().total_tokens))
         entry.job = reply.job
         return reply
+
+    def _longest(self, trail: Trail) -> float:
+        """Seconds that a request may take; a line of a batch, which others pass, has the batch's time."""
+        return _LONGEST_BULK if trail.bulk else self.config.request_timeout
 
     def _trail(self, http: Request, order: Order, request_id: str, tenant: str) -> Trail:
         """The trail of a request so far."""
@@ -279,6 +289,7 @@ class Front:
             order.num_prompts * order.params.n,
             http.headers.get("traceparent", "")[:64],
             http.scope[_ARRIVED],
+            bulk=BULK in http.scope,
         )
 
     def _ended(self, job: Job) -> None:
@@ -304,10 +315,11 @@ class Front:
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
             prompts=prompts,
             params=order.params,
-            timeout=min(_seconds(body.deadline_ms) or float("inf"), self.config.request_timeout),
+            timeout=min(_seconds(body.deadline_ms) or math.inf, self._longest(trail)),
             priority=trail.priority,
             cache_salt=body.cache_salt or "",
             tenant=trail.tenant,
+            bulk=trail.bulk,
             trail=trail,
             saw_first_token=visit.first_token,
         )

@@ -36,6 +36,7 @@ class Job:
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
+    bulk: bool = False
     saw_first_token: Callable[[], None] = lambda: None
     cached_tokens: dict[int, int] = field(default_factory=dict)  # prompt -> tokens from the prefix cache
     output_tokens: dict[int, int] = field(default_factory=dict)  # index -> tokens so far
@@ -205,6 +206,7 @@ def _open(engine: EnginePort, job: Job, prompt: int) -> AsyncGenerator[Delta, No
         priority=job.priority,
         tenant=job.tenant,
         cache_salt=job.cache_salt,
+        bulk=job.bulk,
     )
     return cast("AsyncGenerator[Delta, None]", deltas)
 

@@ -43,6 +43,10 @@ class Keyring:
     def __init__(self, keys: Sequence[Key]) -> None:
         self._keys = tuple(keys)
 
+    def named(self, name: str) -> Key | None:
+        """The key of that name, or None."""
+        return next((key for key in self._keys if key.name == name), None)
+
     def find(self, secret: str) -> Key | None:
         """The key, or None. Takes the same time whatever the secret is, and wherever its key stands."""
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()

@@ -35,6 +35,7 @@ class Metric:
 
 _WHO = ("tenant", "priority")
 _GAP, _TIERS, _DISK = "--max-token-gap-ms", "--host-kv", "--disk-kv"
+_BATCHES = "--batch-dir"
 _COMPACT = "--layout compact"
 
 
@@ -123,6 +124,9 @@ METRICS = (
     _gauge(
         "octavo:active_requests", "Batch", "", "Requests that the engine has been asked for and that have not ended."
     ),
+    _gauge("octavo:batches_open", "Batches", "", "Batches that are not over.", when=_BATCHES),
+    _counter("octavo:batches", "Batches", "", "Batches that are over, by how.", ("status",), when=_BATCHES),
+    _counter("octavo:batch_lines", "Batches", "", "Requests of batches that are done.", ("outcome",), when=_BATCHES),
     _histogram(
         "octavo:first_token_forecast_error",
         "Forecast of the first token",

@@ -69,7 +69,7 @@ class Metrics(Collector):
 
     def who(self, trail: Trail) -> tuple[str, str]:
         """The labels of whose request it is."""
-        return self._tenants.seat(trail.tenant), _priority(trail.priority)
+        return self._tenants.seat(trail.tenant), "bulk" if trail.bulk else _priority(trail.priority)
 
     def refused(self, code: str) -> None:
         """A request was turned away."""

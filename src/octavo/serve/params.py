@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from octavo.core.errors import InvalidInput
@@ -124,3 +125,10 @@ def _token_ids(name: str, ids: list[int], vocab_size: int) -> tuple[int, ...]:
     if wrong is not None:
         raise ApiError(400, f"{name}: {wrong} is no token id; ids are 0 to {vocab_size - 1}.", param=name)
     return tuple(ids)
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raise ``ApiError`` 400 for labels that are too many or too long."""
+    pairs = (metadata or {}).items()
+    if len(pairs) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in pairs):
+        raise invalid("metadata", "at most 16 names of 64 characters, with values of 512")

@@ -38,6 +38,7 @@ class Trail:
     cached_tokens: int = 0
     output_tokens: int = 0
     tokens_written: int = 0
+    bulk: bool = False  # a line of a batch
     outcome: str = ""  # a finish reason, or a class of failure
 
     def parts(self) -> dict[str, float]:

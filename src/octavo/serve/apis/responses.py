@@ -26,7 +26,7 @@ from octavo.serve.errors import ApiError, invalid
 from octavo.serve.front import Front, Order
 from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, NO_TOOLS, Names, is_empty, one_of
 from octavo.serve.names import Warnings, note, translated
-from octavo.serve.params import sampling_params
+from octavo.serve.params import check_metadata, sampling_params
 from octavo.serve.prompts import checked_messages
 from octavo.serve.protocol import ChatRequest
 from octavo.serve.text_work import encoding
@@ -196,9 +196,7 @@ def _check(asked: ResponsesRequest, warnings: Warnings) -> None:
         raise invalid("background", "needs the response to be stored; leave store out")
     if any(name != _LOGPROBS for name in asked.include or ()):
         note(warnings, "include", f"only {_LOGPROBS} can be included; there is nothing else of its kind here")
-    pairs = (asked.metadata or {}).items()
-    if len(pairs) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in pairs):
-        raise invalid("metadata", "at most 16 names of 64 characters, with values of 512")
+    check_metadata(asked.metadata)
 
 
 def _conversation(asked: ResponsesRequest, turns: list[Turn]) -> ChatRequest:
