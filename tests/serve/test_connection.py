@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 from octavo.serve.config import ServeConfig
 from octavo.serve.connection import BoundedConnection
 from octavo.serve.dialects import NOTHING
+from octavo.serve.interrupt import LINE
 
 SIZE = 16 << 20  # more than the buffers of two sockets hold
 ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -220,3 +221,52 @@ def test_one_too_many_is_told_so_and_many_too_many_are_cut(runner: Any) -> None:
         server.close()
 
     run(go(), runner)
+
+
+def test_pieces_that_are_written_past_the_application_come_in_their_place() -> None:
+    """And are refused before the answer has begun, while another request waits or nobody reads, and after the end."""
+    taken: list[bool] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        line, flow = scope[LINE], kept[-1].flow
+        taken.append(line.write(b"early"))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        taken.append(line.write(b"bcd"))
+        flow.pause_writing()
+        taken.append(line.write(b"unread"))
+        flow.resume_writing()
+        if scope["path"] == "/":
+            await asyncio.get_running_loop().sock_sendall(clients[0], ASK.replace(b"/ ", b"/next "))
+            while not kept[-1].pipeline:
+                await asyncio.sleep(0.001)
+            taken.append(line.write(b"of the next"))
+        await send({"type": "http.response.body", "body": b"e", "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        taken.append(line.write(b"late"))
+
+    async def go() -> None:
+        kind, state = BoundedConnection.with_limits(ServeConfig()), ServerState()
+        config = uvicorn.Config(app, http=kind, lifespan="off", log_config=None)
+        config.load()
+
+        def connection() -> Any:
+            kept.append(kind(config=config, server_state=state, app_state={}))
+            return kept[-1]
+
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(connection, "127.0.0.1", 0)
+        clients.append(await connect(server))
+        await loop.sock_sendall(clients[0], ASK)
+        got = b""
+        while got.count(b"0\r\n\r\n") < 2:
+            got += await loop.sock_recv(clients[0], 1 << 16)
+        bodies = [answer.partition(b"\r\n\r\n")[2] for answer in got.split(b"HTTP/1.1")[1:]]
+        assert bodies == [b"1\r\na\r\n3\r\nbcd\r\n1\r\ne\r\n0\r\n\r\n"] * 2
+        assert taken == [False, True, False, False, False, False, True, False, False]
+        clients[0].close()
+        server.close()
+
+    kept: list[Any] = []
+    clients: list[socket.socket] = []
+    run(go())

@@ -108,6 +108,7 @@ class AsyncEngine:
         tenant: str = "",
         cache_salt: str = "",
         bulk: bool = False,
+        express: Callable[[OutputDelta], bool] | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """Deltas of all choices until each has finished. Closing the iterator cancels the request.
 
@@ -117,7 +118,7 @@ class AsyncEngine:
         token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
         params = params or SamplingParams()
         request = self._request(token_ids, params, request_id, priority, tenant, cache_salt, bulk)
-        mailbox = Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(asyncio.get_running_loop(), express)
         submitted = False
         try:
             await self._submit(request, mailbox)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from octavo.engine.output import OutputDelta, merge_deltas
 
@@ -10,16 +11,23 @@ __all__ = ["Mailbox"]
 
 
 class Mailbox:
-    """Deltas on their way to one coroutine. What a slow reader left unread is merged, so it stays bounded."""
+    """Deltas on their way to one coroutine. What a slow reader left unread is merged, so it stays bounded.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    While the reader has read everything and waits, each delta is shown to ``express`` first: what it takes (True) the
+    reader does not get, and need not be woken for.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, express: Callable[[OutputDelta], bool] | None = None) -> None:
         self.loop = loop
+        self._express = express
         self._reader: asyncio.Future[None] | None = None  # of `get` while it waits
         self._unread: dict[int, list[OutputDelta]] = {}  # by choice, in order of arrival
         self._error: Exception | None = None
 
     def put(self, delta: OutputDelta) -> None:
         """In the event loop: add one more."""
+        if self._express is not None and self._is_awaited and self._express(delta):
+            return
         self._unread.setdefault(delta.choice, []).append(delta)
         self._wake()
 
@@ -38,6 +46,10 @@ class Mailbox:
         unread, self._unread = self._unread, {}
         merged = [merge_deltas(held) if len(held) > 1 else held[0] for held in unread.values()]
         return sorted(merged, key=lambda delta: delta.last) if len(merged) > 1 else merged
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self._reader is not None and not self._reader.done()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

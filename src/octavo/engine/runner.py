@@ -101,7 +101,7 @@ class ModelRunner:
             return StepResult(decision.step, ())
         rows = decision.rows if isinstance(decision.rows, StepRows) else _as_others(decision.rows)
         drawn = self._draw(rows)
-        return StepResult(decision.step, self._answer(tuple(rows)) if drawn is None else drawn)
+        return StepResult(decision.step, _as_columns(rows, self._answer(tuple(rows))) if drawn is None else drawn)
 
     # -- one call for everything: the backend draws as it computes
 
@@ -314,6 +314,14 @@ class ModelRunner:
 
 def _as_others(rows: Sequence[ScheduledRow]) -> StepRows:
     return StepRows([], [], [], [], [], [], {}, rows)
+
+
+def _as_columns(rows: StepRows, results: Sequence[RowResult]) -> Sequence[RowResult]:
+    """The results with those of plain decodes as a column, unless one has failed."""
+    decodes = results[: len(rows.slots)]
+    if not decodes or any(len(result.token_ids) != 1 for result in decodes):
+        return results
+    return DrawnRows([result.token_ids[0] for result in decodes], results[len(decodes) :])
 
 
 def _wants_logprobs(row: ScheduledRow) -> bool:

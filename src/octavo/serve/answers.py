@@ -9,9 +9,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from octavo.serve.dialects import event
@@ -22,6 +24,8 @@ from octavo.serve.port import Delta, EnginePort
 from octavo.serve.protocol import Answer, GenerationRequest
 
 __all__ = ["Reply", "extras", "stream_events"]
+
+_MARK = "\0the text\0"  # no name has these characters
 
 
 @dataclass
@@ -59,6 +63,42 @@ def extras(request: GenerationRequest, token_ids: list[int]) -> dict[str, Any]:
     return {"token_ids": token_ids} if request.return_token_ids else {}
 
 
+def _is_plain(request: Any) -> bool:
+    """Whether the chunks of a choice, between its first and its last, differ in their text alone."""
+    return not request.return_token_ids and (request.logprobs is None or request.logprobs is False)
+
+
+class _PlainFrames:
+    """Events of plain text: all but the text is encoded once for each choice."""
+
+    def __init__(self, piece: Callable[[int, Any], Answer | None], with_usage: bool) -> None:
+        self.begun: set[int] = set()  # choices that have had their first piece
+        self._piece, self._usage = piece, None if with_usage else UNSET
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # the bytes before and behind the text, by choice
+
+    def of(self, index: int, delta: Delta) -> bytes | None:
+        """The event of a delta; None for one that is more than plain text."""
+        if not delta.text or index not in self.begun or delta.finish_reason is not None:
+            return None
+        if delta.prompt_logprobs is not None:
+            return None
+        before, after = self._around.get(index) or self._learn(index, delta)
+        return before + msgspec.json.encode(delta.text) + after
+
+    def _learn(self, index: int, delta: Any) -> tuple[bytes, bytes]:
+        answer = self._piece(index, replace(delta, text=_MARK))
+        assert answer is not None
+        answer.usage = self._usage
+        before, _, after = event(answer).partition(msgspec.json.encode(_MARK))
+        self._around[index] = before, after
+        return before, after
+
+
+def _written(plain: _PlainFrames, write: Callable[[bytes], bool], index: int, delta: Delta) -> bool:
+    frame = plain.of(index, delta)
+    return frame is not None and write(frame)
+
+
 async def stream_events(
     engine: EnginePort,
     reply: Reply,
@@ -72,12 +112,19 @@ async def stream_events(
     with_usage = options is not None and options.include_usage
     continuous = options is not None and options.continuous_usage_stats
     warnings = reply.warnings_field
+    plain = None if continuous or not _is_plain(reply.request) else _PlainFrames(piece, with_usage)
+    if plain is not None and reply.job.line is not None:
+        reply.job.express = partial(_written, plain, reply.job.line.write)
     for chunk in begin():
         chunk.usage = None if with_usage else UNSET
         chunk.warnings, warnings = warnings, UNSET
         yield event(chunk)
     async with aclosing(run(engine, reply.job, metrics)) as deltas:
         async for index, delta in deltas:
+            frame = None if plain is None else plain.of(index, delta)
+            if frame is not None:
+                yield frame
+                continue
             # the prompt's logprobs come at once, and may be many
             large = delta.prompt_logprobs is not None
             answer = await asyncio.to_thread(piece, index, delta) if large else piece(index, delta)
@@ -86,6 +133,8 @@ async def stream_events(
             answer.usage = reply.job.usage() if continuous else None if with_usage else UNSET
             answer.warnings, warnings = warnings, UNSET
             yield event(answer)
+            if plain is not None:
+                plain.begun.add(index)
     if with_usage:
         final = last()
         final.usage = reply.job.usage()

@@ -76,7 +76,12 @@ def create_app(
         routes += [*files.routes(front, desk), *batches.routes(front, desk, routes)]
     routes.append(document_route(front, routes, dialect_of, keyed=bool(front.config.key_file)))
     guard = Middleware(
-        Guard, keys=keys, hosts=allowed_hosts(front.config), dialect_of=dialect_of, refused=front.metrics.failed
+        Guard,
+        keys=keys,
+        hosts=allowed_hosts(front.config),
+        dialect_of=dialect_of,
+        refused=front.metrics.failed,
+        routes=routes,
     )
     app = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan, middleware=[guard])
     app.state.front, app.state.desk = front, desk

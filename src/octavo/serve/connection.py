@@ -50,7 +50,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._socket = transport.get_extra_info("socket")
         watch_peer(self._socket, self.limits.peer_timeout)
         self._half_closed: asyncio.TimerHandle | None = None
-        self._line = Line()
+        self._line = Line(self._write_piece)
         self._head_bytes = 0
         self._in_head = True
         self._clock: asyncio.TimerHandle | None = None
@@ -103,6 +103,16 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
         else:
             self._half_closed = self.loop.call_later(_LOOK_EVERY, self._look_whether_there)
+
+    def _write_piece(self, piece: bytes) -> bool:
+        """Go on with the body of the last request's answer, if it has begun, is in chunks and is being read."""
+        cycle = self.cycle
+        if cycle is None or self.flow.write_paused or self.transport.is_closing():
+            return False
+        if cycle.response_complete or not cycle.response_started or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
 
     def pause_writing(self) -> None:
         """The reader is slow: look later whether it reads at all."""

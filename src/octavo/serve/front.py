@@ -34,7 +34,7 @@ from octavo.serve.dialects import OPENAI, Dialect, json_response
 from octavo.serve.errors import ApiError, invalid
 from octavo.serve.generate import Choice, Job, collect
 from octavo.serve.guard import KEY
-from octavo.serve.interrupt import while_there
+from octavo.serve.interrupt import LINE, while_there
 from octavo.serve.keys import Key
 from octavo.serve.known_names import GENERATION, Names
 from octavo.serve.ledger import Ledger
@@ -271,6 +271,7 @@ class Front:
         places.callback(self._ended, reply.job)
         reply.job.cache_salt = self._salt(key, reply.job.cache_salt)
         places.callback(lambda: self.quotas.charge_tokens(key, reply.job.usage().total_tokens))
+        reply.job.line = http.scope.get(LINE)
         entry.job = reply.job
         return reply
 

@@ -7,14 +7,15 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.serve.errors import ApiError, from_invalid_input
-from octavo.serve.interrupt import Interrupt
-from octavo.serve.metrics import Metrics, failure_class
+from octavo.serve.interrupt import Interrupt, Line
+from octavo.serve.metrics import Metrics, RequestClock, failure_class
 from octavo.serve.port import Delta, EnginePort
 from octavo.serve.prompts import Prompt
 from octavo.serve.protocol import PromptTokensDetails, Usage
@@ -44,6 +45,8 @@ class Job:
     first_token_at: float | None = None
     interrupt: Callable[[ApiError], None] | None = None  # while it runs: ends it
     trail: Trail = field(default_factory=Trail)
+    line: Line | None = None  # of the client, where it can be written to
+    express: Callable[[int, Delta], bool] | None = None  # writes a choice's plain text at once, if it can
     cancelled: bool = False
     outcome: str = "cancelled"  # unless it comes to an end: "finished", or "error"
 
@@ -142,7 +145,7 @@ async def _one(
     clock = metrics.start(len(job.prompts[prompt].token_ids), job.params, job.trail)
     over = False
     try:
-        async with aclosing(_open(engine, job, prompt)) as deltas:
+        async with aclosing(_open(engine, job, prompt, metrics, clock)) as deltas:
             async for delta in deltas:
                 clock.observe(delta)
                 if getattr(delta, "last", False):
@@ -197,8 +200,13 @@ async def _pump(
         queue.put_nowait((prompt, error))
 
 
-def _open(engine: EnginePort, job: Job, prompt: int) -> AsyncGenerator[Delta, None]:
+def _open(
+    engine: EnginePort, job: Job, prompt: int, metrics: Metrics, clock: RequestClock
+) -> AsyncGenerator[Delta, None]:
     suffix = f"-{prompt}" if len(job.prompts) > 1 else ""
+    direct: dict[str, Any] = {}
+    if job.express is not None and not suffix:
+        direct["express"] = partial(_pass_by, job, job.express, metrics, clock)
     deltas = engine.generate(
         job.prompts[prompt].token_ids,
         job.params,
@@ -207,8 +215,21 @@ def _open(engine: EnginePort, job: Job, prompt: int) -> AsyncGenerator[Delta, No
         tenant=job.tenant,
         cache_salt=job.cache_salt,
         bulk=job.bulk,
+        **direct,
     )
     return cast("AsyncGenerator[Delta, None]", deltas)
+
+
+def _pass_by(
+    job: Job, express: Callable[[int, Delta], bool], metrics: Metrics, clock: RequestClock, delta: Delta
+) -> bool:
+    """Most tokens of a stream come this way: written and counted without waking anybody."""
+    if not express(delta.choice, delta):
+        return False
+    clock.observe(delta)
+    _count(job, 0, delta.choice, delta)
+    metrics.wrote(job.trail)
+    return True
 
 
 def _checked(delta: Delta) -> Delta:

@@ -7,8 +7,11 @@ page of another site.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from inspect import iscoroutinefunction
 
+from starlette.requests import Request
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.serve.config import ServeConfig
@@ -42,9 +45,13 @@ class Guard:
         hosts: frozenset[str],
         dialect_of: Callable[[str], Dialect],
         refused: Callable[[ApiError], object],
+        routes: Sequence[Route] = (),
     ) -> None:
         self._app, self._keys, self._hosts, self._dialect_of = app, keys, hosts, dialect_of
         self._refused = refused
+        # by method and path: those of plain paths are found here, and need no handler of errors of their own
+        plain = [route for route in routes if "{" not in route.path and iscoroutinefunction(route.endpoint)]
+        self._direct = {(method, route.path): route for route in reversed(plain) for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -54,10 +61,20 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
         else:
             refusal = self._refusal(scope)
-            if refusal is not None:
-                self._refused(refusal)
-            answer = self._app if refusal is None else self._dialect_of(scope["path"]).error_response(refusal)
-            await answer(scope, receive, send)
+            if refusal is None:
+                await self._pass_on(scope, receive, send)
+                return
+            self._refused(refusal)
+            await self._dialect_of(scope["path"]).error_response(refusal)(scope, receive, send)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._direct.get((scope["method"], scope["path"]))
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope.update(route=route, endpoint=route.endpoint, path_params={})
+        answer = await route.endpoint(Request(scope, receive, send))
+        await answer(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers: dict[bytes, list[bytes]] = {}

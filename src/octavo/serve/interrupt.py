@@ -22,8 +22,10 @@ _Result = TypeVar("_Result")
 class Line:
     """What a connection tells of itself to the request that it is answered on."""
 
-    is_lost = False
-    on_lost: Callable[[], object] | None = None
+    def __init__(self, write: Callable[[bytes], bool] = lambda piece: False) -> None:
+        self.write = write  # a piece of a streamed body, as far as it has come; False: not now, or not so
+        self.is_lost = False
+        self.on_lost: Callable[[], object] | None = None
 
     def lost(self) -> None:
         """The client has left."""
@@ -33,34 +35,40 @@ class Line:
 
 
 class Interrupt:
-    """Call it with an error: whoever waits through `wait` gets it, now or at the next wait. The first error counts."""
+    """Call it with an error: whoever waits through `wait` gets it, now or at the next wait. The first error counts.
+
+    It is one task that waits, again and again.
+    """
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self._waits: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._waits = False
 
     def __call__(self, error: Exception) -> None:
         """End the wait."""
         if self.error is None:
             self.error = error
-            if self._waits is not None:
-                self._waits.cancel()
+            if self._waits and self._task is not None:
+                self._task.cancel()
 
     async def wait(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         """The result of the work, which is begun here. Raises the error."""
         if self.error is not None:
             raise self.error
-        self._waits = task = asyncio.current_task()
+        if self._task is None:
+            self._task = asyncio.current_task()
+        self._waits = True
         try:
             return await work()
         except asyncio.CancelledError:
             if self.error is None:
                 raise
-            if task is not None and hasattr(task, "uncancel"):
-                task.uncancel()
+            if self._task is not None and hasattr(self._task, "uncancel"):
+                self._task.uncancel()
             raise self.error from None
         finally:
-            self._waits = None
+            self._waits = False
 
 
 async def within(seconds: float, work: Callable[[], Awaitable[_Result]], late: Exception) -> _Result:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from octavo.core.batch import TokenLogprobs
@@ -105,9 +105,13 @@ class EnginePort(TextModel, Protocol):
         tenant: str = "",
         cache_salt: str = "",
         bulk: bool = False,
+        express: Callable[[Delta], bool] | None = None,
     ) -> AsyncIterator[Delta]:
-        """Deltas of all choices until each has finished. Closing the iterator cancels the request. ``bulk``: it comes
-        after all others."""
+        """Deltas of all choices until each has finished. Closing the iterator cancels the request.
+
+        ``bulk``: it comes after all others. ``express`` is shown each delta first, in the event loop, while somebody
+        waits for it: True takes it.
+        """
 
     def stats(self) -> Mapping[str, float]:
         """Gauges and counters; cheap, callable from any thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -85,16 +86,16 @@ class EventStream:
             await self._send(send, {"type": "http.response.body", "body": self._dialect.end, "more_body": False})
 
     async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        self._sending_since = asyncio.get_running_loop().time()
+        self._sending_since = time.monotonic()
         await send(message)
         self._sending_since = None
 
     def _look(self, interrupt: Interrupt) -> None:
         """Look from time to time whether the client has left its stream unread for too long."""
-        loop = asyncio.get_running_loop()
         since = self._sending_since
-        if since is not None and loop.time() - since > self._stall_timeout:
+        if since is not None and time.monotonic() - since > self._stall_timeout:
             _log.warning("a client left its stream unread for %g s: cancelled", self._stall_timeout)
             interrupt(_Unread())
             return
+        loop = asyncio.get_running_loop()
         self._clock = loop.call_later(min(_CHECK_EVERY, self._stall_timeout), self._look, interrupt)

@@ -67,6 +67,8 @@ class RemoteEngine:
         self._number = 0
         self._engines = 0  # that have served
         self.on_orphans: Callable[[Sequence[tuple[str, str]]], None] = lambda names: None  # (tenant, id) of each
+        self._told: Mapping[str, float] | None = None  # what `_stats` was made of
+        self._stats: dict[str, float] = {}
         self._looks: list[asyncio.Future[dict[str, Any] | None]] = []  # that wait for what the engine does
 
     @property
@@ -95,6 +97,7 @@ class RemoteEngine:
         tenant: str = "",
         cache_salt: str = "",
         bulk: bool = False,
+        express: Callable[[OutputDelta], bool] | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """Deltas of all choices until each has finished. Closing the iterator cancels the request.
 
@@ -113,7 +116,7 @@ class RemoteEngine:
         if request.seed is None:
             request.seed = self._draw_seed()
         self.side.submit(request, cache_salt, self.clock())
-        mailbox = self._mailboxes[request_id] = Mailbox(asyncio.get_running_loop())
+        mailbox = self._mailboxes[request_id] = Mailbox(asyncio.get_running_loop(), express)
         self._router.open(request)
         self._flush()
         try:
@@ -170,10 +173,14 @@ class RemoteEngine:
 
     def stats(self) -> Mapping[str, float]:
         """Gauges and counters as the engine last told them; cheap, callable from any thread."""
-        stats = dict(self.side.stats)
-        ended = stats.pop("last_step_ended", 0.0)
-        stats |= {"requests_resumed": self.side.num_resumed, "engine_restarts": max(0, self._engines - 1)}
-        return {**stats, "last_step_age": self.clock() - ended if ended else 0.0}
+        told = self.side.stats
+        ended = told.get("last_step_ended", 0.0)
+        if self._told is not told:  # they come four times a second, and every request asks several times
+            self._told, self._stats = told, {name: told[name] for name in told if name != "last_step_ended"}
+        self._stats["requests_resumed"] = self.side.num_resumed
+        self._stats["engine_restarts"] = max(0, self._engines - 1)
+        self._stats["last_step_age"] = self.clock() - ended if ended else 0.0
+        return self._stats
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         """A request was turned away at the door: for the timeline."""
