@@ -29,7 +29,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak soak-null format clean fairness iteration-level
+.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak soak-null format clean fairness iteration-level clients schemathesis
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -99,6 +99,13 @@ fairness: $(VENV)/.installed $(VENV)/.native ## a flooding tenant beside a quiet
 
 iteration-level: $(VENV)/.installed $(VENV)/.native ## iteration-level against static batching, on the real model
 	@$(BIN)/python benchmarks/iteration_level.py $(ARGS)
+
+clients: $(VENV)/.installed-dev $(VENV)/.native ## the clients that people use, each as it is, against a real server (ARGS=--write)
+	@$(BIN)/python scripts/clients/run.py $(ARGS)
+
+schemathesis: $(VENV)/.installed-dev $(VENV)/.native ## 10,000 cases over our own OpenAPI document, against a real server (ARGS=--write)
+	@$(PIP) $(EDITABLE) '.[schemathesis]'
+	@$(BIN)/python scripts/schemathesis/run.py $(ARGS)
 
 # a few minutes on a quiet machine; benchmarks/peers.py says how to name the peers
 bench-cpu: $(VENV)/.installed $(VENV)/.native ## the CPU engine against its bars, and against the peers that are named

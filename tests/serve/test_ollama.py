@@ -105,6 +105,11 @@ def test_a_request_for_nothing_finds_the_model_there() -> None:
     assert ask(lambda client: client.chat(model="fake", messages=[]), app).message.content == ""
     assert not engine.asked
     assert send(app, "POST", GENERATE, json={"model": "other"}).status_code == 404
+    for path in (CHAT, GENERATE):  # and is looked through as any other
+        assert send(app, "POST", path, json={"options": {"temperature": -1}}).status_code == 400
+        assert send(app, "POST", path, json={"cache_salt": "s" * 129}).status_code == 400
+        assert send(app, "POST", path, json={"request_id": "?"}).status_code == 400
+        assert send(app, "POST", path, json={"keep_alive": 5}).json()["warnings"]
 
 
 def test_what_there_is() -> None:

@@ -136,12 +136,11 @@ def test_what_the_document_allows_is_answered_as_it_says(name: str, data: st.Dat
 
 
 def test_a_refused_method_is_told_all_that_its_path_takes() -> None:
-    methods = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
-    for path in {described(route.path) for route in ROUTES} - {"/v1/live"}:
+    for path, told in DOCUMENT["paths"].items():
         address = path.replace("{", "").replace("}", "")
-        answers = dict(zip(methods, send_all(APP, [(method, address, {}) for method in methods]), strict=True))
-        allowed = ", ".join(method for method in sorted(methods) if answers[method].status_code != 405)
-        assert {answer.headers["allow"] for answer in answers.values() if answer.status_code == 405} == {allowed}
+        taken = {method.upper() for method in told} | ({"HEAD"} if "get" in told else set())
+        for answer in send_all(APP, [(method, address, {}) for method in ("PUT", "PATCH", "OPTIONS", "TRACE")]):
+            assert answer.status_code == 405 and answer.headers["allow"] == ", ".join(sorted(taken)), path
 
 
 def test_where_there_are_keys_the_document_asks_for_one_wherever_the_guard_does(tmp_path: Path) -> None:

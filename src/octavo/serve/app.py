@@ -116,8 +116,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _methods(request: Request) -> list[str]:
     """What the routes of a path take, all together: the router knows the first one's alone."""
-    here = (route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE)
-    return sorted({method for route in here for method in route.methods or ()})
+    here = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    named = [route for route in here if route.path == request.url.path]  # and no value of a parameter
+    return sorted({method for route in named or here for method in route.methods or ()})
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

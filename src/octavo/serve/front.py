@@ -52,6 +52,7 @@ from octavo.serve.tracing import tracing_to
 from octavo.serve.trail import Trail
 
 __all__ = ["BULK", "REQUEST_ID", "Elsewhere", "Events", "Front", "Order", "Whole", "internal_error", "is_small"]
+__all__ += ["request_id_of"]
 
 _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -194,8 +195,16 @@ class Front:
         """What the engine is told of sampling. Raises ``ApiError``, also for a model that is not here. In a thread."""
         self.check_model(body.model)
         self.check_health()
-        params = sampling_params(body, self.config, self.engine.vocab_size)
+        params = self.sampling(body)
         return ending_at_turns(params, self.engine) if isinstance(body, ChatRequest) else params
+
+    def sampling(self, body: CompletionRequest | ChatRequest) -> SamplingParams:
+        """How tokens are drawn. Raises ``ApiError``, also for more of them than the shortest prompt leaves room for."""
+        params, limit = sampling_params(body, self.config, self.engine.vocab_size), self.engine.max_seq_len
+        if params.max_tokens is not None and params.max_tokens >= limit:
+            message = f"asks for {params.max_tokens}, but the context holds {limit} with the prompt; ask for fewer"
+            raise invalid("max_tokens", message, code="context_length_exceeded")
+        return params
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here."""

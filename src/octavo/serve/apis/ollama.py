@@ -17,7 +17,7 @@ from octavo.serve.apis.ollama_answers import OLLAMA, answer_events, answer_whole
 from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
 from octavo.serve.errors import invalid
-from octavo.serve.front import Front, Order
+from octavo.serve.front import Front, Order, request_id_of
 from octavo.serve.known_names import (
     LABEL,
     NO_GRAMMAR,
@@ -137,25 +137,19 @@ class _Ollama:
     async def chat(self, http: Request) -> Any:
         """POST /api/chat."""
         asked, warnings = await self._front.body(http, OllamaChat, NAMES)
-        if not asked.messages:
-            return self._load(asked, "message")
-        return await self._serve(http, asked, warnings, "messages")
+        return await self._serve(http, asked, warnings, "messages" if asked.messages else "")
 
     @described(OllamaGenerate, names=NAMES, runs=True, parts={"options": (OllamaOptions, OPTIONS)})
     async def generate(self, http: Request) -> Any:
         """POST /api/generate."""
         asked, warnings = await self._front.body(http, OllamaGenerate, NAMES)
-        if not asked.prompt:
-            return self._load(asked, "response")
-        return await self._serve(http, asked, warnings, "prompt")
-
-    def _load(self, asked: _Generation, field: str) -> Response:
-        """Nothing is asked but that the model be there, and it is."""
-        self._front.check_model(_plain(asked.model))
-        return json_response(loaded(self._front.model, field))
+        return await self._serve(http, asked, warnings, "prompt" if asked.prompt else "")
 
     async def _serve(self, http: Request, asked: OllamaChat | OllamaGenerate, warnings: Warnings, param: str) -> Any:
         body, params = await self._front.in_thread(self._understood, asked, warnings)
+        if not param:  # nothing is asked but that the model be there, and it is
+            request_id_of(http, asked.request_id)
+            return warned(loaded(self._front.model, asked), warnings)
         order = Order(body, params, warnings, "", param, answer_events, answer_whole, OLLAMA, asked)
         return await self._front.serve(http, order)
 

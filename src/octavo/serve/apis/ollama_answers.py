@@ -52,9 +52,9 @@ OLLAMA = Dialect(
 )
 
 
-def loaded(model: str, field: str) -> dict[str, Any]:
+def loaded(model: str, asked: Any) -> dict[str, Any]:
     """The answer to a request that only wants the model to be there."""
-    return {**_head(model), **_said(field, ""), "done": True, "done_reason": "load"}
+    return {**_head(model), **_said(asked, ""), "done": True, "done_reason": "load"}
 
 
 def answer_whole(engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -82,14 +82,13 @@ def _head(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": datetime.now(timezone.utc).isoformat()}
 
 
-def _said(field: str, text: str) -> dict[str, Any]:
-    return {field: {"role": "assistant", "content": text} if field == "message" else text}
+def _said(asked: Any, text: str) -> dict[str, Any]:
+    return {"message": {"role": "assistant", "content": text}} if hasattr(asked, "messages") else {"response": text}
 
 
 def _piece(engine: EnginePort, reply: Reply, text: str, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    field = "message" if hasattr(reply.request, "messages") else "response"
     shown = chat_logprobs(engine.tokenizer, entries)["content"] if reply.request.logprobs and entries else None
-    return {**_head(reply.model), **_said(field, text), **({} if shown is None else {"logprobs": shown})}
+    return {**_head(reply.model), **_said(reply.request, text), **({} if shown is None else {"logprobs": shown})}
 
 
 def _warnings(reply: Reply) -> dict[str, Any]:

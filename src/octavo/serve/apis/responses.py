@@ -23,10 +23,10 @@ from octavo.serve.apis.response_store import ResponseStore, StoredResponse, Turn
 from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
 from octavo.serve.errors import ApiError, invalid
-from octavo.serve.front import Front, Order
+from octavo.serve.front import Front, Order, request_id_of
 from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, NO_TOOLS, Names, is_empty, one_of
 from octavo.serve.names import Warnings, note, translated
-from octavo.serve.params import check_metadata, sampling_params
+from octavo.serve.params import check_metadata
 from octavo.serve.prompts import checked_messages
 from octavo.serve.protocol import ChatRequest
 from octavo.serve.text_work import encoding
@@ -156,7 +156,8 @@ class _Responses:
         front.check_model(asked.model)
         body = _conversation(asked, [*self._earlier(asked, front.tenant(http)), *_turns(asked)])
         _check(asked, warnings)
-        await front.in_thread(sampling_params, body, front.config, front.engine.vocab_size)
+        request_id_of(http, asked.request_id)
+        front.sampling(body)
         prompts = await front.text(encoding(body))
         return warned({"object": "response.input_tokens", "input_tokens": len(prompts[0].token_ids)}, warnings)
 
