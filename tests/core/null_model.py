@@ -134,6 +134,11 @@ def prompt_logprob(prefix_hash: int, token: int) -> TokenLogprobs:
     return TokenLogprobs(token, -float(mix(prefix_hash, token) >> 44), 1)
 
 
+def null_state(prefix_hash: int) -> bytes:
+    """The pooled state of a prefix."""
+    return prefix_hash.to_bytes(8, "little")
+
+
 @dataclass
 class Slot:
     """What a runner keeps for a slot."""
@@ -334,7 +339,8 @@ class NullModel:
             slot.tokens.append(token)
             tokens = (token,)
             logprobs = (TokenLogprobs(token, logprob, 1),) if row.flags.logprobs >= 0 else ()
-        return RowResult(tokens, logprobs, prompt)
+        hidden = null_state(hashes[end - 1]) if row.flags.hidden and end == row.num_tokens else b""
+        return RowResult(tokens, logprobs, prompt, hidden)
 
 
 def _problem(row: ScheduledRow, slot: Slot) -> str | None:
@@ -356,4 +362,6 @@ def _problem(row: ScheduledRow, slot: Slot) -> str | None:
         return "a row without a reason"
     if row.flags.no_write and row.num_scheduled_tokens != 1:
         return "no_write with several tokens"
+    if row.init is not None and row.init.params.pools_all and row.start:
+        return "pools all of its tokens, and does not begin with the first"
     return None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidInput
-from octavo.core.params import SamplingParams
+from octavo.core.params import POOLINGS, SamplingParams
 
 NUMBERS = {
     "temperature": (0.0, 100.0),
@@ -132,11 +132,14 @@ strategies = {
     "banned_token_ids": st.lists(st.integers(100, 199), max_size=4),
     "stop_token_ids": ids,
     "logprob_token_ids": ids,
+    "pooling": st.sampled_from([None, *POOLINGS]),
 }
 
 
 @given(st.fixed_dictionaries(strategies))
 def test_trip_through_json(values):
+    if values["pooling"]:
+        values |= {"max_tokens": 0, "min_tokens": 0, "n": 1, "prompt_logprobs": None}
     params = SamplingParams(**values)
     again = SamplingParams.from_dict(json.loads(json.dumps(params.to_dict(), allow_nan=False)))
     assert again == params and hash(again) == hash(params)

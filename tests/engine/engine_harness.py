@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ class Choice:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    hidden: bytes = b""
 
 
 class Collector:
@@ -114,6 +116,7 @@ class Collector:
             choice.logprobs.append(event.logprobs)
         else:
             choice.finish_reason, choice.stop_reason, choice.error = event.finish_reason, event.stop_reason, event.error
+            choice.hidden = base64.b64decode(event.hidden)
 
 
 def run_to_end(core: EngineCore, collector: Collector, most: int = 5000) -> None:

@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.core.errors import RowError
-from octavo.core.params import SamplingParams
+from octavo.core.params import POOLINGS, SamplingParams
 from octavo.core.request import Request
 
 SCHEDULES = int(os.environ.get("OCTAVO_SCHEDULES", "300"))
@@ -75,6 +75,7 @@ PARAMS = [
     ),
     SamplingParams(temperature=1.0, max_tokens=9, seed=23, ignore_eos=True, stop_token_ids=(16, 19, 40), logprobs=0),
     SamplingParams(temperature=0.0, max_tokens=0),
+    *(SamplingParams(max_tokens=0, pooling=kind) for kind in POOLINGS),
 ]
 
 

@@ -5,6 +5,7 @@ Integers, Philox and the Gumbel function agree exactly (test_noise.py has the la
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +15,12 @@ from op_cases import WINDOW, Scene, matrix
 
 from octavo.backends import BACKENDS, create_backend
 from octavo.backends.host_pages import HostPages
-from octavo.backends.ops import OPS, RopeTable, SamplingRow
+from octavo.backends.ops import OPS, PoolSpan, RopeTable, SamplingRow
 from octavo.backends.quantization import QuantConfig, quantize
 from octavo.backends.random import round32
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import CorruptPages
-from octavo.core.params import SamplingParams
+from octavo.core.params import POOLINGS, SamplingParams
 
 TOLERANCE = 2e-5  # |a - b| <= TOLERANCE * (1 + |a|)
 SEEDS = range(12)
@@ -57,6 +58,37 @@ def test_every_used_op_agrees_on_every_backend(name: str) -> None:
         expected, *others = (run(create_backend(backend)) for backend in BACKENDS)
         for other in others:
             close(expected, other, f"{name} seed {seed} ")
+
+
+@compares
+def pool(rng: random.Random) -> Run:
+    """Ragged sequences, each in chunks: a step pools one chunk of some of them."""
+    width, lengths = rng.randint(1, 24), [rng.randint(1, 30) for _ in range(rng.randint(1, 5))]
+    kinds = [rng.choice(POOLINGS) for _ in lengths]
+    states = [matrix(rng, length, width) for length in lengths]
+    cuts = [sorted({0, length, *(rng.randrange(1, length + 1) for _ in range(3))}) for length in lengths]
+
+    def run(b: Any) -> Any:
+        found: list[Any] = [None] * len(lengths)
+        for turn in range(4):
+            going = [i for i, cut in enumerate(cuts) if turn + 1 < len(cut)]
+            rows, spans = [], []
+            for i in going:
+                begin, (start, stop) = len(rows), cuts[i][turn : turn + 2]
+                rows += states[i][start:stop]
+                spans.append(PoolSpan(begin, len(rows), kinds[i], found[i]))
+            for i, vector in zip(going, b.pool(b.weight("x", rows), spans) if going else (), strict=True):
+                found[i] = vector
+        whole = b.pool(b.weight("x", list(itertools.chain(*states))), _whole_spans(kinds, lengths))
+        assert [list(map(float, v)) for v in found] == [list(map(float, v)) for v in whole]
+        return [list(map(float, v)) for v in whole]
+
+    return run
+
+
+def _whole_spans(kinds: list[str], lengths: list[int]) -> list[PoolSpan]:
+    stops = list(itertools.accumulate(lengths))
+    return [PoolSpan(stop - n, stop, kind) for kind, n, stop in zip(kinds, lengths, stops, strict=True)]
 
 
 def handles(backend: Any, *values: Any) -> list[Any]:

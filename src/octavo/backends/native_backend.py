@@ -29,7 +29,8 @@ from octavo.backends.native_rows import LogitRows, RowRecords
 from octavo.backends.native_sampling import Drawn, SamplingOps
 from octavo.backends.native_smooth import smooth
 from octavo.backends.native_steps import StepArrays
-from octavo.backends.ops import ForwardBatch, SamplingRow
+from octavo.backends.numpy_pooling import normed, pool
+from octavo.backends.ops import ForwardBatch, PoolSpan, SamplingRow
 from octavo.core.errors import InvalidInput
 from octavo.core.kv_groups import KVGroup
 
@@ -220,6 +221,10 @@ class NativeBackend(SamplingOps):
         """Rows batch.logit_rows, where they lie."""
         return x.take(batch.logit_rows) if isinstance(x, LogitRows) else LogitRows(x, batch.logit_rows)
 
+    def pool(self, x: Floats, spans: Sequence[PoolSpan]) -> list[NDArray[np.float64]]:
+        """One vector for each span. [S, H]."""
+        return pool(x, spans)
+
     def to_lists(self, x: Any) -> Any:
         """Plain nested lists."""
         return np.asarray(x).tolist() if isinstance(x, (np.ndarray, LogitRows)) else x
@@ -238,6 +243,7 @@ class NativeModel:
         self.lowered = self.lower()
         self.limits = StepLimits()  # of pools for which nobody called `open`
         self._weights: dict[WeightSpec, int] = {}
+        self._final_norm: NDArray[np.float64] | None = None  # as the model has it, whatever was smoothed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -305,6 +311,9 @@ class NativeModel:
         stored and `in_file` its bytes, each where there are such. `sample`: token ids of a text, to `smooth` with."""
         for spec in self.lowered.weights():
             self._weights[spec] = self.backend.engine.add(spec, read, codes, in_file)
+        states = self.lowered.states
+        if states is not None and states.norm is not None:
+            self._final_norm = np.asarray(read(states.norm.name), np.float64)
         if sample and in_file is not None:
             smooth(self, read, in_file, sample)
 
@@ -353,6 +362,19 @@ class NativeModel:
         logits, ids = self._program(batch).run_rows(batch, asked)
         self.backend._drawn = Drawn(logits, ids, batch.sampling, asked.logprobs)
         return logits
+
+    def forward_states(self, ops: Any, w: Any, batch: ForwardBatch, rows: Sequence[int]) -> tuple[Floats, Floats]:
+        """`forward`, and the final hidden states [len(rows), H] of these token rows."""
+        return self.forward(ops, w, batch), self.last_states(batch, rows)
+
+    def last_states(self, batch: ForwardBatch, rows: Sequence[int]) -> Floats:
+        """The final hidden states [len(rows), H] of token rows of the step that has just run. Raises InvalidInput for a
+        model that selects no rows."""
+        states = self.lowered.states
+        if states is None:
+            raise InvalidInput("model", self.model.config.architecture, "has no hidden states to give")
+        found = self._program(batch).rows(states.value, rows)
+        return found if self._final_norm is None else normed(found, self._final_norm, states.eps)
 
     def draw(self, batch: ForwardBatch) -> list[int]:
         """The ids that `batch.draws` asks for; -1 where none can be drawn."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from octavo.backends import native_lib as lib
 from octavo.backends.capture import BatchField, Constant, OpRecord, Program, Value, Weight, Weights
-from octavo.backends.native_records import Lowered, MatrixSpec, NativeOp, VectorSpec, WeightSpec, with_buffers
+from octavo.backends.native_records import Lowered, MatrixSpec, NativeOp, States, VectorSpec, WeightSpec, with_buffers
 from octavo.backends.ops import RopeTable
 from octavo.core.errors import InvalidInput
 
@@ -54,6 +54,7 @@ class _Lowering:
         self.norms: dict[int, _Normed] = {}  # captured -> what will be normed
         self.ropes: list[RopeTable] = []
         self.layers: set[int] = set()
+        self.states: States | None = None
         self.done: set[int] = set()
         self.dims = {v: d for r in program.records for v, d in zip(r.outputs, r.dims, strict=True)}
         self.maker = {v: r for r in program.records for v in r.outputs}
@@ -72,7 +73,8 @@ class _Lowering:
                 handler(record)
         logits = self.values[self.program.output]
         layers = max(self.layers, default=-1) + 1
-        return with_buffers(self.ops, self.shapes, tuple(self.ropes), logits, layers, self._shown() if keep else None)
+        shown = self._shown() if keep else None
+        return with_buffers(self.ops, self.shapes, tuple(self.ropes), logits, layers, shown, self.states)
 
     def _shown(self) -> dict[int, int]:
         """Captured values that are left in the end: of those that one record makes, or changes in place, the last."""
@@ -195,7 +197,8 @@ class _Lowering:
         normed = self.norms.get(x)
         late = normed is not None and x not in self.values
         out = self._new(y)
-        self._emit(NativeOp(lib.SELECT, {0: normed.value if late and normed else self._plain(x)}, [out]))
+        self.states = States(normed.value, normed.weight, normed.eps) if late and normed else States(self._plain(x))
+        self._emit(NativeOp(lib.SELECT, {0: self.states.value}, [out]))
         if late and normed:
             del self.values[y]
             self.norms[y] = _Normed(out, normed.weight, normed.eps)

@@ -106,12 +106,16 @@ class NativeProgram:
 
     def values(self, buffer: int) -> Floats:
         """A buffer as the last step left it, [rows, columns]; its own only in a program lowered with `keep`."""
-        rows_of, columns = self._buffers[buffer]
-        rows = self._step.logit_rows if rows_of == lib.ROWS_R else self._step.tokens
-        stride = ctypes.c_int64()
+        rows_of, _ = self._buffers[buffer]
+        return self.rows(buffer, range(self._step.logit_rows if rows_of == lib.ROWS_R else self._step.tokens))
+
+    def rows(self, buffer: int, rows: Sequence[int]) -> Floats:
+        """Some rows of a buffer, copied; the step had them."""
+        columns, stride = self._buffers[buffer][1], ctypes.c_int64()
         address = self._lib.octavo_values(self.handle, buffer, stride)
-        memory = (ctypes.c_float * (rows * stride.value)).from_address(address)
-        return np.ctypeslib.as_array(memory).reshape(rows, stride.value)[:, :columns].copy()
+        size = (max(rows, default=-1) + 1) * stride.value
+        memory = np.ctypeslib.as_array((ctypes.c_float * size).from_address(address)).reshape(-1, stride.value)
+        return np.ascontiguousarray(memory[list(rows), :columns])
 
     def _fill(self, batch: ForwardBatch) -> None:
         self._kept = None

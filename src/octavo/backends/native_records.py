@@ -7,7 +7,7 @@ input.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.backends import native_lib as lib
 from octavo.backends.ops import RopeTable
@@ -50,6 +50,15 @@ class NativeOp:
 
 
 @dataclass(frozen=True)
+class States:
+    """Where a step leaves the hidden states of all its tokens: a value or buffer, and the norm that they lack."""
+
+    value: int
+    norm: VectorSpec | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
 class Lowered:
     """Records over buffers: `ops[n].inputs` and `outputs` are indices into `buffers` [(rows, cols)]."""
 
@@ -59,6 +68,7 @@ class Lowered:
     logits: int
     num_layers: int
     shown: dict[int, int] = field(default_factory=dict)  # captured value -> the buffer that has it in the end
+    states: States | None = None  # None: no rows are selected before the logits
 
     def weights(self) -> tuple[WeightSpec, ...]:
         """Every weight once, in the order of first use."""
@@ -73,13 +83,16 @@ def with_buffers(
     logits: int,
     layers: int,
     shown: dict[int, int] | None = None,
+    states: States | None = None,
 ) -> Lowered:
-    """The records over buffers instead of values; `logits` is the value that the program gives. With `shown` (captured
-    value -> value) every value has a buffer of its own, so that all of them can be read after a step."""
+    """The records over buffers instead of values; a step leaves `logits` and `states` to be read. With `shown`
+    (captured value -> value) every value has a buffer of its own, so that all of them can be read after a step."""
     if shown is not None:
-        return Lowered(tuple(ops), tuple(shapes), ropes, logits, layers, shown)
+        return Lowered(tuple(ops), tuple(shapes), ropes, logits, layers, shown, states)
     last = {value: at for at, op in enumerate(ops) for value in (*op.outputs, *op.inputs.values())}
     last[logits] = len(ops)
+    if states is not None:
+        last[states.value] = len(ops)
     buffers: list[tuple[int, int]] = []
     free: list[int] = []
     where: dict[int, int] = {}
@@ -104,7 +117,8 @@ def with_buffers(
         inputs = {place: where[value] for place, value in op.inputs.items()}
         outputs = [where[value] for value in op.outputs]
         planned.append(NativeOp(op.code, inputs, outputs, op.weights, op.i, op.f, op.extra))
-    return Lowered(tuple(planned), tuple(buffers), ropes, where[logits], layers)
+    left = None if states is None else replace(states, value=where[states.value])
+    return Lowered(tuple(planned), tuple(buffers), ropes, where[logits], layers, states=left)
 
 
 def _overwritable(op: NativeOp, value: int) -> bool:

@@ -15,11 +15,13 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.ops import ForwardBatch, SamplingRow
+from octavo.backends.reference import ReferenceBackend
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvariantBroken
 from octavo.core.kv_groups import KVGroup
@@ -102,6 +104,15 @@ class NullModel:
             time.sleep(max(0.0, begun + self._step_seconds - time.monotonic()))
         return [found[at] for at in batch.logit_rows]
 
+    def forward_states(
+        self, backend: Any, weights: Any, batch: ForwardBatch, rows: Sequence[int]
+    ) -> tuple[list[int], list[list[float]]]:
+        """`forward`, and of some token rows states that are made of their hashes."""
+        every = self.forward(backend, weights, replace(batch, logit_rows=range(len(batch.token_ids))))
+        size = self._model.config.hidden_size
+        states = [[_mixed(every[row], 0, i) / 2.0**64 - 0.5 for i in range(size)] for row in rows]
+        return [every[at] for at in batch.logit_rows], states
+
     def _add_row(self, batch: ForwardBatch, row: int, silent: bool, found: list[int]) -> None:
         size, hashes, pages = batch.kv.page_size, batch.kv.hashes, batch.page_table[0][row]
         start, stop = batch.cu_seqlens_q[row], batch.cu_seqlens_q[row + 1]
@@ -176,6 +187,8 @@ class NullBackend:
     def select_rows(self, logits: Sequence[int], batch: ForwardBatch) -> list[int]:
         """Some of the hashes."""
         return [logits[at] for at in batch.logit_rows]
+
+    pool = ReferenceBackend.pool
 
     def process_logits(self, logits: Sequence[int], rows: Sequence[SamplingRow]) -> Sequence[int]:
         """As they are."""

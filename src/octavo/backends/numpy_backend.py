@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from octavo.backends import numpy_attention, numpy_sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.numpy_pages import NumpyKVPool
+from octavo.backends.numpy_pooling import pool
 from octavo.backends.numpy_quantized import NumpyQuantized
-from octavo.backends.ops import NO_SLOT, ForwardBatch, RopeTable, SamplingRow, batch_fields
+from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, SamplingRow, batch_fields
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
@@ -236,6 +237,10 @@ class NumpyBackend:
     ) -> list[TokenLogprobs]:
         """Logprobs of ids[r], of the k[r] most likely and of chosen[r], from raw logits."""
         return [numpy_sampling.logprobs_row(*row) for row in zip(logits, ids, k, chosen, strict=True)]
+
+    def pool(self, x: Floats, spans: Sequence[PoolSpan]) -> list[NDArray[np.float64]]:
+        """One vector for each span. [S, H]."""
+        return pool(x, spans)
 
 
 def _rms(s: Floats, weight: Floats, eps: float) -> Floats:

@@ -79,6 +79,16 @@ class SamplingRow:
     purpose: int = 0  # 0: the token itself; other noise streams of the same token take other numbers
 
 
+@dataclass(frozen=True)
+class PoolSpan:
+    """Rows [first, stop) of the states, at least one: consecutive tokens of one sequence that becomes one vector."""
+
+    first: int
+    stop: int
+    kind: str  # last, mean or cls (the first token's)
+    carried: Any = None  # what `pool` gave for the tokens before them; None: there are none
+
+
 @dataclass
 class ForwardBatch:
     """One step as arrays, in the backend's own types (plain lists on `reference`). Made by `Backend.batch`."""
@@ -224,14 +234,6 @@ _FORWARD = (
         ("layer", "kind"),
         used=False,
     ),
-    OpSpec(
-        "pool",
-        "One vector per sequence from its rows, in token order across chunks.",
-        (_X, _BATCH),
-        (_spec("y", "S H"),),
-        ("kind",),
-        used=False,
-    ),
     OpSpec("all_reduce", "Sum over ranks in rank order.", (_X,), (_spec("y", "T H"),), ("group",), used=False),
     OpSpec("all_gather", "Concatenation of all ranks' columns.", (_X,), (_spec("y", "T N"),), ("group",), used=False),
     OpSpec("send", "Rows to the next pipeline rank.", (_X,), (), ("rank",), used=False),
@@ -273,6 +275,17 @@ _SAMPLING = (
     ),
 )
 
+_POOLING = (
+    OpSpec(
+        "pool",
+        "One vector for each span. last: its last row. cls: the first row of the sequence. mean: the sum of the rows, "
+        "in float64 and in token order, whatever chunks they come in; whoever has the last one divides.",
+        (_X, _spec("spans", "S", "object", "PoolSpan")),
+        (_spec("y", "S H"),),
+        tensor=False,
+    ),
+)
+
 _PAGES = (
     OpSpec(
         "copy_pages",
@@ -305,7 +318,7 @@ _PAGES = (
     ),
 )
 
-OPS: dict[str, OpSpec] = {spec.name: spec for spec in (*_FORWARD, *_SAMPLING, *_PAGES)}
+OPS: dict[str, OpSpec] = {spec.name: spec for spec in (*_FORWARD, *_SAMPLING, *_POOLING, *_PAGES)}
 
 
 def batch_fields(

@@ -17,7 +17,7 @@ from octavo.backends import sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.list_attention import Scoring, attend
 from octavo.backends.list_pages import ListKVPool, split_heads
-from octavo.backends.ops import NO_SLOT, ForwardBatch, RopeTable, SamplingRow, batch_fields
+from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, SamplingRow, batch_fields
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, InvariantBroken
@@ -239,6 +239,10 @@ class ReferenceBackend:
         """Logprobs of ids[r], of the k[r] most likely and of chosen[r], from raw logits."""
         return [sampling.logprobs_row(*row) for row in zip(logits, ids, k, chosen, strict=True)]
 
+    def pool(self, x: Matrix, spans: Sequence[PoolSpan]) -> Matrix:
+        """One vector for each span. [S, H]."""
+        return [_pooled(x[span.first : span.stop], span) for span in spans]
+
     # ---- inside
 
     def _read_lanes(self, batch: ForwardBatch, row: int, layer: int, first: int, stop: int) -> list[Any]:
@@ -261,6 +265,15 @@ class ReferenceBackend:
         if self.access_log is not None:
             request = batch.request_ids[row] if batch.request_ids else ""
             self.access_log.append((request, page, position, kind))
+
+
+def _pooled(rows: Matrix, span: PoolSpan) -> Vector:
+    if span.kind == "last":
+        return rows[-1]
+    total = rows[0] if span.carried is None else span.carried
+    for row in () if span.kind == "cls" else rows[span.carried is None :]:
+        total = list(map(plus, total, row))
+    return list(total)
 
 
 def _floats(values: Any) -> Any:

@@ -26,7 +26,7 @@ class RowFlags:
     logprobs: int = -1  # -1: none; k >= 0: the sampled token's logprob and the k most likely
     logprob_ids: tuple[int, ...] = ()  # logprobs of exactly these ids as well
     prompt_logprobs: int = -1  # -1: none; k >= 0: for every prompt token that this row's tokens predict
-    hidden: bool = False  # return the hidden state of the last token
+    hidden: bool = False  # this row's tokens are pooled; the row that ends the prompt gives the vector
     no_write: bool = False  # the K/V of this one-token row is already in its (shared) page
     parent_rows: tuple[int, ...] = ()  # tree verification: each token's parent within the row; empty: a chain
 
@@ -184,12 +184,13 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class RowResult:
-    """What a row produced: sampled tokens, their logprobs, logprobs of prompt tokens from start+1, or an error."""
+    """What a row produced: sampled tokens, their logprobs, logprobs of prompt tokens from start+1, a pooled state
+    (float32, little-endian), or an error."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    hidden: tuple[float, ...] = ()
+    hidden: bytes = b""
     error: str | None = None
 
 

@@ -80,7 +80,7 @@ class Claims:
         if follows(branch):
             return len(self.kv.groups)
         cached = 0
-        if branch.use_prefix and not branch.wants_prompt_logprobs and not self.protected(branch):
+        if branch.takes_prefix and not self.protected(branch):
             cached = self.kv.match_length(branch.request.namespace, branch.token_ids) // self.kv.page_size
         columns = self.kv.num_pages_needed(branch.num_tokens + 1, self.config.max_prefill_chunk)
         return max(1, columns - cached * len(self.kv.groups))

@@ -29,7 +29,7 @@ class TokenEvent:
     TOKEN: ``index`` (from 0, contiguous for each choice), ``token_id``, ``logprobs`` if asked for. The end-of-sequence
     or stop token that ends a choice is a TOKEN event too: it counts as usage and is not text.
     CHOICE_END: ``finish_reason``, ``stop_reason`` (the stop token's id or the stop string; None for end-of-sequence),
-    ``num_output_tokens`` as finally counted, ``error`` if the choice failed.
+    ``num_output_tokens`` as finally counted, ``error`` if the choice failed, ``hidden``, a pooled state, if asked for.
     REQUEST_END: ``num_output_tokens`` of all choices together; its ``finish_reason`` is that of choice 0.
     ``prompt_logprobs`` comes once for each choice, with its first event: one entry a prompt token, None for the first.
     ``spent`` is what the engine measured, in seconds: with a request's first token those that it waited, those of
@@ -49,6 +49,7 @@ class TokenEvent:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
+    hidden: str = ""  # base64 of float32, little-endian
     spent: tuple[float, ...] = field(default=(), compare=False)  # by a clock: no part of what is the same again
 
 

@@ -23,6 +23,7 @@ MAX_ALLOWED_IDS = 1 << 18
 MAX_COUNT = 2**31 - 1
 SEED_RANGE = (-(2**63), 2**64 - 1)
 GREEDY_BELOW = 1e-5
+POOLINGS = ("last", "mean", "cls")
 
 _FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -158,6 +159,7 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    pooling: str | None = None  # one vector is asked for, no token: of the last, of all, of the first position
 
     def __post_init__(self) -> None:
         for name, limits in _FLOAT_RANGES.items():
@@ -181,11 +183,20 @@ class SamplingParams:
     def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidInput("min_tokens", self.min_tokens, f"give at most max_tokens = {self.max_tokens}")
+        if self.pooling is not None:
+            self._check_pooling(self.pooling)
         if self.allowed_token_ids is None:
             return
         self._normalise("allowed_token_ids", check_ids, MAX_ALLOWED_IDS)
         if not set(self.allowed_token_ids) - set(self.banned_token_ids):
             raise InvalidInput("allowed_token_ids", self.allowed_token_ids, "leave a token that is not banned")
+
+    def _check_pooling(self, kind: str) -> None:
+        if kind not in POOLINGS:
+            raise InvalidInput("pooling", kind, f"give one of {', '.join(POOLINGS)}")
+        for name, only in (("max_tokens", 0), ("n", 1), ("prompt_logprobs", None)):
+            if getattr(self, name) != only:
+                raise InvalidInput(name, getattr(self, name), f"with pooling no token is drawn: give {only}")
 
     def __hash__(self) -> int:
         values = [getattr(self, item.name) for item in fields(self) if item.name != "logit_bias"]
@@ -200,6 +211,16 @@ class SamplingParams:
     def wants_logprobs(self) -> bool:
         """True if any logprob is asked for, of the output or of the prompt."""
         return self.logprobs is not None or bool(self.logprob_token_ids) or self.prompt_logprobs is not None
+
+    @property
+    def asks_more(self) -> bool:
+        """True if more is asked for than output tokens."""
+        return self.wants_logprobs or self.pooling is not None
+
+    @property
+    def pools_all(self) -> bool:
+        """True if the vector needs more than the last position: then a prefix that is cached is computed again."""
+        return self.pooling in ("mean", "cls")
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; ``from_dict`` gives back an equal object, also after a trip through JSON."""

@@ -279,7 +279,7 @@ class Planner:
     def _try_enter(self, branch: Branch, budget: int, draft: Draft) -> Outcome:
         """Enter a waiting branch; if nobody else runs, without the prefix cache before giving up."""
         patient = branch.prefix_waits < self.config.prefix_wait_steps and branch.bypassed < self.config.bypass_limit
-        use_prefix = branch.use_prefix and not branch.wants_prompt_logprobs and not self.claims.protected(branch)
+        use_prefix = branch.takes_prefix and not self.claims.protected(branch)
         outcome = self._enter(branch, budget, draft, use_prefix, patient)
         if outcome is not Outcome.NO_ROOM or self.roster.running:
             return outcome

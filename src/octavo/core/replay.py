@@ -231,8 +231,8 @@ def _row_of(decision: ScheduleDecision, mine: list[Any], other: list[Any]) -> di
 def recorded_result(
     scheduler: ContinuousBatchScheduler, decision: ScheduleDecision, event: Mapping[str, Any]
 ) -> StepResult:
-    """The result of a step as its ``tokens`` event has it, with the ``moves`` of gangs put in; logprobs that were asked
-    for are 0.
+    """The result of a step as its ``tokens`` event has it, with the ``moves`` of gangs put in; logprobs and pooled
+    states that were asked for are 0.
     """
     errors = dict(event["errors"] or ())
     tokens, drawn = event["tokens"], event["drawn"]
@@ -255,7 +255,7 @@ def _row_result(scheduler: ContinuousBatchScheduler, row: ScheduledRow, token: i
     if row.flags.prompt_logprobs >= 0 and request is not None:
         predicted = request.prompt_token_ids[row.start + 1 : row.start + 1 + row.num_scheduled_tokens]
         prompt = tuple(TokenLogprobs(t, 0.0, 1) for t in predicted)
-    return RowResult(drawn, logprobs, prompt)
+    return RowResult(drawn, logprobs, prompt, bytes(4) if row.flags.hidden else b"")
 
 
 def _error_of(event: Mapping[str, Any]) -> Exception:

@@ -98,16 +98,15 @@ class Branch:
         *("state", "finish_reason", "stop_reason", "error", "token_ids", "logprobs", "prompt_logprobs"),
         *("num_computed_tokens", "num_resident_tokens", "num_cached_tokens", "num_delivered_tokens", "kv_blocks"),
         *("slot", "waiting_reason", "arrival_index", "admissions", "last_step", "rank", "bypassed", "prefix_waits"),
-        *("num_preemptions", "use_prefix", "needs_init", "prompt_logprobs_delivered"),
+        *("num_preemptions", "use_prefix", "needs_init", "prompt_logprobs_delivered", "hidden"),
     )
 
     def __init__(self, request: Request, choice: int) -> None:
-        self.request = request
-        self.choice = choice
+        self.request, self.choice = request, choice
         self.key: tuple[str, int] = (request.request_id, choice)
         self.params: SamplingParams = request.params
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        self.is_plain = not (request.params.wants_logprobs or request.gang)  # its tokens are all that is asked for
+        self.is_plain = not (self.params.asks_more or request.gang)  # its tokens are all that is asked for
         self.end_ids = request.end_ids
         self.token_limit = MAX_COUNT  # the request's, set at submit
         self.state = RequestState.WAITING
@@ -121,19 +120,17 @@ class Branch:
         self.num_resident_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, when it was first admitted
         self.num_delivered_tokens = 0  # output tokens that an event told of
-        self.kv_blocks = 0
+        self.kv_blocks = self.admissions = 0
         self.slot: int | None = None
         self.waiting_reason = WaitingReason.NONE
         self.arrival_index = 0  # order of submission, given by the scheduler
-        self.admissions = 0
         self.last_step = 0  # last step that scheduled it, or that admitted it to a slot
         self.rank: tuple[float, ...] = ()  # among those that run, from the first admission on
         self.bypassed = 0  # later arrivals admitted while it waited
-        self.prefix_waits = 0
-        self.num_preemptions = 0
-        self.use_prefix = True
-        self.needs_init = True  # its slot does not hold its state yet
+        self.prefix_waits = self.num_preemptions = 0
+        self.use_prefix = self.needs_init = True  # init: its slot does not hold its state yet
         self.prompt_logprobs_delivered = False
+        self.hidden = b""  # its pooled state, once it is there: float32, little-endian
 
     def __repr__(self) -> str:
         return f"<Branch {self.key} {self.state.value} {self.num_resident_tokens}/{self.num_tokens}>"
@@ -172,6 +169,11 @@ class Branch:
     def wants_prompt_logprobs(self) -> bool:
         """True while logprobs of prompt tokens are asked for and not all gathered."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+
+    @property
+    def takes_prefix(self) -> bool:
+        """False while none of its tokens may come from the cache."""
+        return self.use_prefix and not self.wants_prompt_logprobs and not self.params.pools_all
 
     def transition(self, target: RequestState) -> None:
         """Take one legal edge; a terminal state and recompute give up K/V, slot and waiting reason.

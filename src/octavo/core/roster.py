@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from bisect import insort
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
@@ -269,7 +270,13 @@ class Roster:
             self._tell_output(branch, ending)
         reason = branch.finish_reason
         end = {"finish_reason": None if reason is None else reason.value, "error": branch.error}
-        self._emit(branch, EventKind.CHOICE_END, stop_reason=branch.stop_reason, **end)
+        self._emit(
+            branch,
+            EventKind.CHOICE_END,
+            stop_reason=branch.stop_reason,
+            hidden=b64encode(branch.hidden).decode(),
+            **end,
+        )
         kind = "cancel" if branch.state is RequestState.CANCELLED else "finish"
         self.timeline.record(kind, now, request=branch.key[0], choice=branch.choice, **end)
         request = branch.request

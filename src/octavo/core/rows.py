@@ -87,6 +87,7 @@ def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
         logprobs=logprobs,
         logprob_ids=params.logprob_token_ids if sample else (),
         prompt_logprobs=prompt if prompt is not None and last_predicted > len(branch.prompt_logprobs) else -1,
+        hidden=params.pools_all or (params.pooling is not None and end == branch.num_tokens),
         no_write=no_write,
     )
 

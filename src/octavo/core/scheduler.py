@@ -161,7 +161,7 @@ class ContinuousBatchScheduler:
         if branch.request.deadline is None or not self.step_model.is_fitted:
             return 0.0
         cached = 0
-        if branch.use_prefix and not branch.wants_prompt_logprobs:
+        if branch.takes_prefix:
             cached = min(self.kv.match_length(branch.request.namespace, branch.token_ids), branch.num_tokens - 1)
         chunk = self.config.max_prefill_chunk
         return SURE * prefill_seconds(self.step_model, branch.num_tokens - cached, cached, chunk)

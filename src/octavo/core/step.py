@@ -110,6 +110,8 @@ class Committer:
             return f"the model returned token {outcome.token_ids[0]}, outside the vocabulary of {self.vocab_size}"
         if row.flags.sample and row.flags.logprobs >= 0 and len(outcome.logprobs) != 1:
             return f"the model returned {len(outcome.logprobs)} logprobs for one token"
+        if branch.params.pooling and row.start + row.num_scheduled_tokens == branch.num_tokens and not outcome.hidden:
+            return "the model returned no pooled state at the end of the prompt"
         predicted = min(row.num_scheduled_tokens, branch.num_prompt_tokens - 1 - row.start)
         if row.flags.prompt_logprobs >= 0 and len(outcome.prompt_logprobs) != predicted:
             return f"the model returned {len(outcome.prompt_logprobs)} prompt logprobs for {predicted} tokens"
@@ -129,7 +131,8 @@ class Committer:
             self.roster.deliver(branch, token, outcome.logprobs[i] if row.flags.logprobs >= 0 else None)
             ending = find_ending(branch)
         if branch.num_missing_tokens == 0:  # max_tokens = 0
-            ending = FinishReason.LENGTH, None
+            branch.hidden = outcome.hidden
+            ending = FinishReason.STOP if branch.params.pooling else FinishReason.LENGTH, None
         if ending is not None:
             self.roster.finish(branch, *ending, now=now)
             return

@@ -55,8 +55,8 @@ class SwapChoice:
         """Whether a branch that is being preempted should find its K/V in the host tier when it returns."""
         if self.kv.host is None or self.config.preemption == "recompute":
             return False
-        returns = branch.use_prefix and branch.num_preemptions + 1 < self.config.max_preemptions
-        if not returns or branch.wants_prompt_logprobs or not branch.num_resident_tokens:
+        returns = branch.takes_prefix and branch.num_preemptions + 1 < self.config.max_preemptions
+        if not returns or not branch.num_resident_tokens:
             return False  # it will begin without what others share
         tokens = branch.num_resident_tokens
         return self.config.preemption == "swap" or self.pays(0, tokens, self.kv.num_branch_pages(branch.key))

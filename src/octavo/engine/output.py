@@ -6,6 +6,7 @@ TokenEvents of one step -> OutputDelta for each choice that they touch
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -38,6 +39,7 @@ class OutputDelta:
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     error: str | None = None
+    hidden: bytes = b""  # a pooled state, float32, little-endian, with the choice's end
     last: bool = False  # the request has no further delta
     first: tuple[float, ...] = field(default=(), compare=False)  # `TokenEvent.spent` of the request's first token
     spent: tuple[float, ...] = field(default=(), compare=False)  # and of its end
@@ -181,6 +183,7 @@ class OutputRouter:
         delta.token_ids += tuple(unseen)
         delta.logprobs += tuple(logprobs)
         delta.finish_reason, delta.stop_reason, delta.error = _text(event.finish_reason), event.stop_reason, event.error
+        delta.hidden = b64decode(event.hidden)
         rest = processor.finish()
         delta.text += rest.text
         if rest.truncate_at is not None and delta.finish_reason in ("stop", "length"):
@@ -225,6 +228,7 @@ def merge_deltas(deltas: Sequence[OutputDelta]) -> OutputDelta:
         num_cached_tokens=max(d.num_cached_tokens for d in deltas),
         prompt_logprobs=prompt,
         error=last.error,
+        hidden=last.hidden,
         last=any(d.last for d in deltas),
         first=next((d.first for d in deltas if d.first), ()),
         spent=next((d.spent for d in deltas if d.spent), ()),

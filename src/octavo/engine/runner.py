@@ -25,6 +25,7 @@ from octavo.core.batch import (
     TokenLogprobs,
 )
 from octavo.core.errors import InvariantBroken, RowError
+from octavo.engine.pooling import PooledRows
 from octavo.engine.slots import Slot
 from octavo.engine.tiers import Tiers
 
@@ -47,12 +48,13 @@ class _Answer:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    hidden: bytes = b""
     error: str | None = None
 
     def result(self) -> RowResult:
         if self.error is not None:
             return RowResult(error=self.error)
-        return RowResult(self.token_ids, self.logprobs, tuple(self.prompt_logprobs))
+        return RowResult(self.token_ids, self.logprobs, tuple(self.prompt_logprobs), self.hidden)
 
 
 class ModelRunner:
@@ -126,7 +128,10 @@ class ModelRunner:
         if min(ids, default=0) < 0:
             return None
         rest = iter(ids[len(rows.slots) :])
-        return DrawnRows(ids[: len(rows.slots)], [self._drawn_row(row, rest) for row in rows.others])
+        pooled = PooledRows(rows.others, self._slots, len(rows.slots))
+        vectors = pooled.results(self.backend, self.model.last_states(batch, pooled.token_rows)) if pooled else {}
+        others = [vectors.get(i) or self._drawn_row(row, rest) for i, row in enumerate(rows.others)]
+        return DrawnRows(ids[: len(rows.slots)], others)
 
     def _drawn_row(self, row: ScheduledRow, ids: Iterator[int]) -> RowResult:
         if not row.flags.sample:
@@ -185,8 +190,15 @@ class ModelRunner:
             batch.sampling = tuple(
                 slots[row].sampling_row(rows[row].choice, rows[row].output_index) for _, row in wanted.sampled
             )
-        logits = self._timed(self.model.forward, self.backend, self.weights, batch)
         answers = [_Answer() for _ in rows]
+        pooled = PooledRows(rows, self._slots)
+        if pooled:
+            called = self.model.forward_states, self.backend, self.weights, batch, pooled.token_rows
+            logits, states = self._timed(*called)
+            for at, result in pooled.results(self.backend, states).items():
+                answers[at].hidden, answers[at].error = result.hidden, result.error
+        else:
+            logits = self._timed(self.model.forward, self.backend, self.weights, batch)
         if wanted.logit_rows:
             self._prompt_logprobs(logits, batch, rows, wanted, answers)
             self._sample(logits, batch, rows, slots, wanted, answers)

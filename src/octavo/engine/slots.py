@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from octavo.backends.counts import TokenCounts
 from octavo.backends.ops import SamplingRow
@@ -32,6 +33,7 @@ class Slot:
         self.prompt_counts = TokenCounts(known[: init.num_prompt_tokens])
         self.output_counts = TokenCounts(known[init.num_prompt_tokens :])
         self.end_ids = init.params.stop_token_ids + (() if init.params.ignore_eos else init.eos_token_ids)
+        self._carried: dict[int, Any] = {0: None}  # by position: what pooling the tokens before it came to
         # below this output index, what is done to the logits may be other than at the index before
         fixed_from = init.params.min_tokens + 1 if init.params.min_tokens and self.end_ids else 0
         self.changes_until = sys.maxsize if self.follows else fixed_from
@@ -68,6 +70,19 @@ class Slot:
             output_counts=self.output_counts,
             banned_now=self.end_ids if output_index < self.params.min_tokens else (),
         )
+
+    def carried(self, start: int) -> Any:
+        """What pooling the tokens before ``start`` came to, where all of them are pooled.
+
+        Raises ``InvariantBroken`` for a position at which no row has ended or begun last.
+        """
+        if self.params.pools_all and start not in self._carried:
+            raise InvariantBroken(f"a row at {start} goes on with states that are known up to {sorted(self._carried)}")
+        return self._carried.get(start)
+
+    def carry(self, start: int, stop: int, pooled: Any) -> None:
+        """The tokens before ``stop`` were pooled; a step that is retried begins at ``start`` again."""
+        self._carried = {start: self._carried.get(start), stop: pooled}
 
     def _put(self, position: int, token: int) -> None:
         if position < len(self.tokens):

@@ -8,7 +8,8 @@ In this package `w` is that mapping, `x` the residual stream `[T, H]`, `delta` w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from octavo.core.kv_groups import KVGroup, make_kv_groups
@@ -95,6 +96,11 @@ class Decoder(ABC):
     def forward(self, ops: Any, w: Weights, batch: Any) -> Any:
         """Logits `[R, V]` of the rows `batch.logit_rows`."""
         return self.head(ops, w, ops.select_rows(self.hidden(ops, w, batch), batch))
+
+    def forward_states(self, ops: Any, w: Weights, batch: Any, rows: Sequence[int]) -> tuple[Any, Any]:
+        """`forward`, and the final hidden states `[len(rows), H]` of these token rows."""
+        h = self.hidden(ops, w, batch)
+        return self.head(ops, w, ops.select_rows(h, batch)), ops.select_rows(h, replace(batch, logit_rows=rows))
 
     def attention(self, ops: Any, w: Weights, prefix: str, batch: Any, layer: int, h: Any) -> Any:
         """Causal grouped attention through the pages: `h [T, H]` to `[T, H]`. K and V are written before any read."""
