@@ -26,14 +26,16 @@ class DiskRun(Run):
     """A random run with two tiers. In steps `faults` the model fails, in `bad` pages that it reads back are bad, and
     after steps `lost` the first page that went to disk turns out not to be there."""
 
-    def __init__(self, world, plans, host_pages, disk_pages, faults=(), bad=(), lost=()):
+    def __init__(self, world, plans, host_pages, disk_pages, faults=(), bad=(), lost=(), flushed=()):
         config = {**world.config, "preemption": "swap"}
         pool = {"host_pages": host_pages, "disk_pages": disk_pages}
         super().__init__(replace(world, prefix_cache=True, config=config), plans, **pool)
         self.model.corrupt = lambda d: [c.source for c in d.swap_ins][:2] if d.step in bad else ()
-        self.model.fault = lambda d: self._happens(d, faults, lost)
+        self.model.fault = lambda d: self._happens(d, faults, lost, flushed)
 
-    def _happens(self, decision, faults, lost):
+    def _happens(self, decision, faults, lost, flushed):
+        if decision.step in flushed:
+            self.scheduler.flush_cache()
         if decision.step in lost and decision.sinks:
             page = decision.sinks[0].target
             self.model.host[page] = [None] * self.world.page_size
@@ -49,10 +51,10 @@ class DiskRun(Run):
 @settings(max_examples=40)
 @given(
     worlds(), st.lists(REPEATED, min_size=3, max_size=9), st.sampled_from([1, 2, 3, 8]),
-    st.sampled_from([1, 2, 5, 40]), STEPS, STEPS, STEPS,
+    st.sampled_from([1, 2, 5, 40]), STEPS, STEPS, STEPS, STEPS,
 )  # fmt: skip
-def test_random_runs_say_the_same(world, plans, host_pages, disk_pages, faults, bad, lost):
-    DiskRun(world, plans, host_pages, disk_pages, faults, bad, lost).play()
+def test_random_runs_say_the_same(world, plans, host_pages, disk_pages, faults, bad, lost, flushed):
+    DiskRun(world, plans, host_pages, disk_pages, faults, bad, lost, flushed).play()
 
 
 def crowd(host_pages: int = 2, disk_pages: int = 60, columns=(), **config) -> Bench:
@@ -212,6 +214,8 @@ def test_a_recording_with_a_disk_replays():
         if step % 5 == 0:
             bench.scheduler.observe_swap("disk", 3, 0.001 * step)
             bench.scheduler.lose_pages([2 + step % 60])
+        if step == 17:
+            bench.scheduler.flush_cache()
         if not bench.scheduler.has_work:
             break
     kinds = [kind for kind, _ in groupby(sorted(event["kind"] for event in events))]
@@ -279,3 +283,13 @@ def test_a_page_of_disk_that_does_not_come_back_is_computed_again():
     bench.model.corrupt = corrupt
     check_crowd(bench.run())
     assert len(bad) == 2 and bench.kv.host.stats.dropped >= sum(map(len, bad))
+
+
+def test_after_a_flush_nothing_is_found_in_any_tier():
+    bench = crowd().run()
+    bench.submit(make_request("last", [*range(60, 70)], max_tokens=1)).run()
+    assert bench.kv.host.saved() and bench.kv.match_length("", [*range(60, 70)])
+    bench.scheduler.flush_cache()
+    bench.step()
+    assert not bench.kv.host.saved() and bench.kv.host.num_used == (0, 0)
+    assert bench.kv.match_length("", [*range(60, 70)]) == 0 and bench.kv.allocator.counts().cached == 0

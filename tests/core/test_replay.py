@@ -109,6 +109,8 @@ def test_every_policy_replays(policy):
             about = {"tenant": f"t{i % 3}", "priority": i % 2, "deadline": now + 0.15 if i % 4 == 3 else None}
             about["bulk"] = i % 5 == 4
             bench.submit(make_request(f"r{i}", prompt, max_tokens=3 + i % 6, arrival=now, **about))
+        if i in (9, 30):
+            bench.scheduler.flush_cache()
         bench.scheduler.step(9, now)
         now += 0.1 + i / 700
     bench.run()

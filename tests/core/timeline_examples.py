@@ -130,6 +130,7 @@ def swapped() -> Example:
     example.submit("N", [*range(1, 11), 40], max_tokens=1).run()
     example.bench.scheduler.observe_swap("host", 3, 0.0004)  # as the engine tells after such a step
     example.bench.scheduler.lose_pages([5])
+    example.bench.scheduler.flush_cache()
     return example
 
 

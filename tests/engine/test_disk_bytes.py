@@ -187,3 +187,16 @@ def test_the_settings_are_checked() -> None:
     for bad in ({"disk_kv": "x"}, {"disk_kv_memory": "some"}, {"disk_kv_wait_ms": 0}):
         with pytest.raises(InvalidInput, match=next(iter(bad))):
             EngineConfig(**bad)  # type: ignore[arg-type]
+
+
+def test_what_was_flushed_is_not_there_after_a_crash(cores: Any, tmp_path: Path) -> None:
+    play(cores())
+    core = cores()
+    assert core.tiers.disk.found
+    core.flush_cache()
+    core.step(core.clock())
+    assert core.kv.host.num_held == 0
+    core.tiers.disk._todo.put(None)  # the writer ends with what was handed over to it; nothing is written at the end
+    core.tiers.disk._writer.join()
+    core.tiers.disk._files.close()
+    assert cores().tiers.disk.found == []

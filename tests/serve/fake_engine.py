@@ -70,8 +70,12 @@ class FakeEngine:
     last_step_age: float = 0.0
     seen: dict[str, Any] = field(default_factory=dict)  # what `look` answers
     looks: int = 0
+    flushes: int = 0
     live: int = 0
     cancelled: int = 0
+
+    def flush_cache(self) -> None:
+        self.flushes += 1
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         self.refusals.append((request_id, reason, status, retry_after))

@@ -280,13 +280,14 @@ def with_admin(app: Starlette, path: Path, calls: Any) -> None:
 
 
 def test_the_operator_drains_by_a_socket_of_their_own(tmp_path: Path) -> None:
-    path = tmp_path / "admin"
+    path, engine = tmp_path / "admin", FakeEngine()
 
     async def calls(admin: httpx.AsyncClient, public: httpx.AsyncClient) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert (await admin.get("/state")).json()["draining"] is False
         for route in ("/drain", "/state", "/resume", "/log_level"):
             assert (await public.post(route)).status_code == 404
+        assert (await admin.post("/flush_cache")).status_code == 200 and engine.flushes == 1
         assert (await admin.post("/drain")).json()["draining"] is True
         assert (await public.get("/health/ready")).status_code == 503
         assert (await public.get("/health/live")).status_code == 200
@@ -295,7 +296,7 @@ def test_the_operator_drains_by_a_socket_of_their_own(tmp_path: Path) -> None:
         await admin.post("/resume")
         assert (await public.post(CHAT, json=HELLO)).status_code == 200
 
-    with_admin(make_app(admin_socket=str(path)), path, calls)
+    with_admin(make_app(engine, admin_socket=str(path)), path, calls)
     assert not path.exists()
 
 

@@ -104,6 +104,7 @@ KINDS = (
         "tier:name pages:count seconds:seconds",
     ),
     _kind(13, "lost", _INPUT, "pages of a tier do not hold what was to be written there", "pages:ids"),
+    _kind(15, "flush", _INPUT, "the operator had the prefix cache emptied, in all tiers, of what nobody uses", ""),
     _kind(11, "end", _INPUT, "the recording was closed: nothing of it is missing", ""),
     _kind(
         14, "gang", _INPUT, "with the results that follow: whom each choice of a gang goes on from, or its `endings`",

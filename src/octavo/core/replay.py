@@ -143,6 +143,9 @@ class Replayer:
     def _on_lost(self, event: Mapping[str, Any]) -> None:
         self.scheduler.lose_pages(event["pages"])
 
+    def _on_flush(self, event: Mapping[str, Any]) -> None:
+        self.scheduler.flush_cache()
+
     def _on_decision(self, event: Mapping[str, Any]) -> None:
         decision = self.scheduler.plan(event["t"], event["budget"])
         self._decisions = deque([decision])

@@ -89,7 +89,7 @@ class ContinuousBatchScheduler:
         self._isolation = Isolation()
         self._in_flight: Draft | None = None
         self._ahead: Draft | None = None  # behind the step in flight
-        self._inbox: list[Callable[[float], None]] = []
+        self._inbox: list[Callable[[float], object]] = []
         self._queued_ids: dict[str, Request] = {}  # in the inbox
 
     # -- what the outside asks
@@ -156,6 +156,11 @@ class ContinuousBatchScheduler:
         self.timeline.record("lost", self.timeline.now, pages=list(pages))
         self._inbox.append(lambda now: self.kv.lose_host_pages(pages))
 
+    def flush_cache(self) -> None:
+        """Have all that is cached, and nobody uses, forgotten in every tier: an input, recorded as one (`flush`)."""
+        self.timeline.record("flush", self.timeline.now)
+        self._inbox.append(lambda now: self.kv.flush_prefix_cache())
+
     def least_seconds(self, branch: Branch) -> float:
         """Seconds until a waiting branch with a deadline could have its first token, alone; 0 while that is unknown."""
         if branch.request.deadline is None or not self.step_model.is_fitted:
@@ -163,8 +168,8 @@ class ContinuousBatchScheduler:
         cached = 0
         if branch.takes_prefix:
             cached = min(self.kv.match_length(branch.request.namespace, branch.token_ids), branch.num_tokens - 1)
-        chunk = self.config.max_prefill_chunk
-        return SURE * prefill_seconds(self.step_model, branch.num_tokens - cached, cached, chunk)
+        missing, chunk = branch.num_tokens - cached, self.config.max_prefill_chunk
+        return SURE * prefill_seconds(self.step_model, missing, cached, chunk)
 
     def prefill_rate(self) -> float:
         """Prompt tokens a second, as steps are foretold beside what decodes now; 0 while that is not known."""
@@ -233,10 +238,8 @@ class ContinuousBatchScheduler:
         flying = self._in_flight
         if flying is None or self._ahead is not None or self._inbox or self._isolation.is_active:
             return False
-        if self._roster.is_somebody_late(now):
-            return False  # `plan` ends it
         draft = Draft(self.steps + 1, now, self._isolation.next_group(), self._roster.puts_off_bulk(self.steps + 1))
-        if not self._planner.steady.fill_ahead(draft, flying):
+        if self._roster.is_somebody_late(now) or not self._planner.steady.fill_ahead(draft, flying):  # `plan` ends it
             return False
         self.steps += 1
         draft.swaps = self.kv.take_swaps(draft.undo)

@@ -141,6 +141,10 @@ class AsyncEngine:
         stats |= self.loaded.core.metrics.totals()
         return {**stats, "last_step_age": self.clock() - ended if ended else 0.0}
 
+    def flush_cache(self) -> None:
+        """Forget what is cached and nobody uses (`EngineCore.flush_cache`). Callable from any thread."""
+        self._post(self.loaded.core.flush_cache)
+
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         """A request was turned away before it got here: an event of the timeline. Callable from any thread."""
         told = {"request": request_id, "reason": reason, "status": status, "retry_after": retry_after}

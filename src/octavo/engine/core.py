@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -163,6 +164,13 @@ class EngineCore:
         if tiers.disk is not None and tiers.disk.is_ahead_of_index and now - self._index_saved >= wait:
             tiers.disk.save(self.kv.host.saved())
             self._index_saved = now
+
+    def flush_cache(self) -> None:
+        """Forget what is cached and nobody uses, at the next step; the index of the disk is written with it."""
+        self.scheduler.flush_cache()
+        if self.tiers is not None and self.tiers.disk is not None:
+            self.tiers.disk.is_ahead_of_index = True
+            self._index_saved = -math.inf
 
     def delivered(self, begun: float) -> None:
         """The last step's events became text for readers, from ``begun`` (on this engine's clock) until now."""

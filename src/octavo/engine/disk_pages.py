@@ -63,7 +63,7 @@ class DiskPages:
         self.write_failures: dict[str, int] = {}
         self.refused: str | None = None  # why what was there is of no use
         self.pages_written = self.pages_read = 0
-        self._ahead = False
+        self.is_ahead_of_index = False  # pages were handed over, or forgotten, since the last `save`
         self._lock = threading.Lock()
         self._stamps: dict[int, bytes] = {}  # of slots that are whole
         self._pending: dict[int, bytes] = {}  # pages on their way
@@ -80,7 +80,7 @@ class DiskPages:
 
     def write(self, page: int, data: memoryview) -> None:
         """Take a copy and write it later; a page that cannot be taken is lost."""
-        self._ahead = True
+        self.is_ahead_of_index = True
         with self._lock:
             self._stamps.pop(page, None)
             self._pending.pop(page, None)
@@ -108,13 +108,8 @@ class DiskPages:
 
     def save(self, columns: Sequence[SavedColumn]) -> None:
         """Write the index, after all pages that were handed over before."""
-        self._ahead = False
+        self.is_ahead_of_index = False
         self._todo.put(partial(self._write_index, columns))
-
-    @property
-    def is_ahead_of_index(self) -> bool:
-        """True if pages were handed over since the last `save`."""
-        return self._ahead
 
     def close(self, columns: Sequence[SavedColumn]) -> None:
         """Write what is left and the index, and let the folder go. Idempotent. A disk that hangs is not waited for."""

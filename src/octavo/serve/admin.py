@@ -42,6 +42,7 @@ def admin_app(front: Front) -> Starlette:
         ("/drain", "POST", admin.drain),
         ("/resume", "POST", admin.resume),
         ("/log_level", "POST", admin.log_level),
+        ("/flush_cache", "POST", admin.flush_cache),
     ]
     return Starlette(routes=[Route(path, front.answered(call), methods=[method]) for path, method, call in table])
 
@@ -64,6 +65,12 @@ class _Admin:
     async def resume(self, http: Request) -> Response:
         """POST /resume: take new requests again."""
         self._front.draining = False
+        return await self.state(http)
+
+    async def flush_cache(self, http: Request) -> Response:
+        """POST /flush_cache: forget what is cached and nobody uses, in all tiers."""
+        self._front.check_health()
+        self._front.engine.flush_cache()
         return await self.state(http)
 
     async def log_level(self, http: Request) -> Response:

@@ -116,6 +116,9 @@ class EnginePort(TextModel, Protocol):
     def stats(self) -> Mapping[str, float]:
         """Gauges and counters; cheap, callable from any thread."""
 
+    def flush_cache(self) -> None:
+        """Forget all that is cached and that nobody uses, in every tier. Callable from any thread."""
+
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         """A request was turned away at the door (429): for the timeline. Callable from any thread."""
 

@@ -26,8 +26,8 @@ from octavo.tokenizers.base import TokenizerTraits
 
 __all__ = [
     "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "MAX_ORPHANS", "REQUEST_END", "TOKEN", "ApiHello", "Beat", "Cancel",
-    "Drain", "EngineFacts", "Event", "Explain", "Explained", "Failed", "FromEngine", "FromText", "Gone", "Join",
-    "Joined", "Left", "Link", "Look", "Orphaned", "ProtocolError", "Read", "Ready", "Refused", "Route", "Seen",
+    "Drain", "EngineFacts", "Event", "Explain", "Explained", "Failed", "Flush", "FromEngine", "FromText", "Gone",
+    "Join", "Joined", "Left", "Link", "Look", "Orphaned", "ProtocolError", "Read", "Ready", "Refused", "Route", "Seen",
     "Shed", "Shown", "Stats", "Step", "Stop", "Submit", "Texts", "ToChild", "ToEngine", "ToSupervisor", "ToText",
     "Up", "ends_of", "pack_logprobs", "relayed", "unpack_logprobs",
 ]  # fmt: skip
@@ -136,7 +136,11 @@ class Join(_Message, tag=10):
     """A detokenizer asks that what is drawn goes through it from now on. Answered with ``Joined``."""
 
 
-ToEngine = ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain | Look | Join
+class Flush(_Message, tag=11):
+    """Forget what is cached and nobody uses."""
+
+
+ToEngine = Flush | ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain | Look | Join
 
 
 # -- engine to front end

@@ -22,6 +22,7 @@ from octavo.serve.links.messages import (
     Drain,
     EngineFacts,
     Explain,
+    Flush,
     FromEngine,
     Gone,
     Link,
@@ -169,6 +170,8 @@ class _EngineProcess:
             self._explainer.ask(sender, found[1])
         elif found is not None and found[0] == sender and isinstance(found[1], Look):
             self._watchers[sender] = None
+        elif found is not None and found[0] == sender and isinstance(found[1], Flush):
+            self.core.flush_cache()
         elif found is not None and found[0] == sender:
             self._fresh = self._fresh and not isinstance(found[1], ApiHello)
             if self.side.hear(sender, found[1], now):

@@ -20,6 +20,7 @@ from octavo.serve.links.messages import (
     EngineFacts,
     Explain,
     Explained,
+    Flush,
     FromEngine,
     Look,
     Orphaned,
@@ -181,6 +182,11 @@ class RemoteEngine:
         self._stats["engine_restarts"] = max(0, self._engines - 1)
         self._stats["last_step_age"] = self.clock() - ended if ended else 0.0
         return self._stats
+
+    def flush_cache(self) -> None:
+        """Forget what is cached and nobody uses."""
+        if self.side.engine:
+            self._send(Flush())
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         """A request was turned away at the door: for the timeline."""
