@@ -50,7 +50,7 @@ def main() -> int:
     begun, slowest, failed, seed = time.monotonic(), 0.0, 0, options.seed
     with TemporaryDirectory() as name:
         folder = Path(name)
-        with live_server(*SERVER, "--key-file", key_file(folder)) as server:
+        with live_server(*SERVER, "--key-file", key_file(folder), "--batch-dir", str(folder / "files")) as server:
             while sum(counts.values()) < options.cases and not failed:
                 phases = "coverage,fuzzing" if seed == options.seed else "fuzzing"
                 told, ended = run(options, server.url, folder, phases, seed)

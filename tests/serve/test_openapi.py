@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -25,7 +26,8 @@ from octavo.serve.described import description_of
 from octavo.serve.errors import ApiError
 from octavo.serve.static import PATHS
 
-APP = make_app(FakeEngine(max_seq_len=99))
+FOLDER = TemporaryDirectory()
+APP = make_app(FakeEngine(max_seq_len=99), batch_dir=FOLDER.name)
 DOCUMENT = send(APP, "GET", "/openapi.json").json()
 ROUTES = [route for route in APP.routes if isinstance(route, Route) and route.path not in PATHS]
 OPERATIONS = {
@@ -69,10 +71,10 @@ def test_a_body_is_read_as_the_type_that_is_described(name: str, monkeypatch: py
 
     monkeypatch.setattr(names, "_decoded", recorded)
     bodies = [{"messages": TURNS}, {"prompt": "a"}, {"input": "a"}, {"tokens": [1]}]
-    send_all(make_app(), [(method, path.replace("{", "").replace("}", ""), {"json": body}) for body in bodies])
+    send_all(APP, [(method, path.replace("{", "").replace("}", ""), {"json": body}) for body in bodies])
     parts = {(kind, id(known)) for kind, known in about.parts.values()}
     assert read == {(kind, id(about.names)) for kind in about.takes} | parts
-    assert bool(about.takes) == ("requestBody" in operation)
+    assert bool(about.takes or about.form) == ("requestBody" in operation)
 
 
 def test_the_matrix_of_parameters_is_of_the_same_types() -> None:
@@ -115,13 +117,34 @@ def test_each_operation_answers_as_it_says(name: str) -> None:
     turns = {"messages": TURNS, "max_tokens": 3}
     bodies = [{}, turns, {**turns, "stream": True}, {"prompt": "a"}, {"input": "a"}, {"tokens": [1]}]
     address = path.replace("{model}", "fake").replace("{", "").replace("}", "")
-    answers = send_all(make_app(), [(method, address, {"json": body}) for body in bodies])
+    answers = send_all(APP, [(method, address, {"json": body}) for body in bodies])
     for answer in answers:
         check(name, answer)
-    assert any(answer.status_code == 200 for answer in answers) or "{" in path
+    assert any(answer.status_code == 200 for answer in answers) or "{" in path or name in OF_A_FILE
 
 
-BODIED = [name for name, (_, _, told) in OPERATIONS.items() if "requestBody" in told]
+OF_A_FILE = ("POST /v1/files", "POST /v1/batches")
+
+
+def test_what_is_done_with_a_file_answers_as_it_says() -> None:
+    form = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
+    kept = send(APP, "POST", "/v1/files", **form)
+    body = {"input_file_id": kept.json()["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
+    made = send(APP, "POST", "/v1/batches", json=body)
+    assert kept.status_code == made.status_code == 200
+    check("POST /v1/files", kept)
+    check("POST /v1/batches", made)
+    for name, found in (("GET /v1/files/{file_id}", kept), ("GET /v1/batches/{batch_id}", made)):
+        check(name, send(APP, "GET", f"{name[4:].partition('{')[0]}{found.json()['id']}"))
+    check("GET /v1/files/{file_id}/content", send(APP, "GET", f"/v1/files/{kept.json()['id']}/content"))
+    check("DELETE /v1/files/{file_id}", send(APP, "DELETE", f"/v1/files/{kept.json()['id']}"))
+
+
+BODIED = [
+    name
+    for name, (_, _, told) in OPERATIONS.items()
+    if "application/json" in told.get("requestBody", {}).get("content", ())
+]
 
 
 @settings(max_examples=100, deadline=None)

@@ -24,6 +24,7 @@ class Description:
     `runs`: it has the engine work, so it can be refused for want of room; streamed where the body has `stream`.
     `gives`: the kind of its JSON answer, or the media type of another; `unwell`: statuses that have the same shape.
     `parts`: parameters that are bodies of their own. `query`: parameters of the address, with their schemas.
+    `form`: fields of a form that it reads instead of a body, with their schemas. `refuses`: statuses of its own.
     """
 
     takes: tuple[type[msgspec.Struct], ...] = ()
@@ -34,7 +35,8 @@ class Description:
     unwell: tuple[int, ...] = ()
     parts: Mapping[str, tuple[type[msgspec.Struct], Names]] = field(default_factory=dict)
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    media: str = "application/json"  # of the body
+    form: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    refuses: tuple[int, ...] = ()
 
     @property
     def streams(self) -> bool:

@@ -106,7 +106,10 @@ class _Writer:
             "responses": self._responses(route, about, bool(named)),
         }
         if about.takes:
-            told["requestBody"] = {"required": True, "content": {about.media: {"schema": self._body(about)}}}
+            told["requestBody"] = {"required": True, "content": {"application/json": {"schema": self._body(about)}}}
+        if about.form:
+            form = {"type": "object", "properties": about.form, "required": sorted(about.form)}
+            told["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
         if self._asks_for_key(route):
             told["security"] = [{"bearer": []}]
         return told
@@ -148,7 +151,13 @@ class _Writer:
         dialect = self._dialect_of(route.path)
         fine = self._fine(about, dialect)
         unwell = {str(status): {"description": _WHEN[status], "content": fine["content"]} for status in about.unwell}
-        statuses = {*_EVERY, *(_OF_BODY * bool(about.takes)), *(_OF_PATH * named), *(_OF_RUN * about.runs)}
+        statuses = {
+            *_EVERY,
+            *(_OF_BODY * bool(about.takes)),
+            *(_OF_PATH * named),
+            *(_OF_RUN * about.runs),
+            *about.refuses,
+        }
         statuses |= {401} if self._asks_for_key(route) else set()
         refusals = {str(status): self._refusal(status, dialect) for status in sorted(statuses)}
         return {"200": fine, **refusals, **unwell}

@@ -26,6 +26,10 @@ _KNOWN = ("purpose", "file")
 _PURPOSES = ("batch", "batch_output")
 _MOST_LISTED = 10_000
 _OVERHEAD = 64 << 10  # bytes of a form beside its file
+_FORM = {
+    "purpose": {"enum": ["batch"]},
+    "file": {"type": "string", "contentMediaType": "application/jsonl"},
+}
 _LIST = {
     "purpose": {"type": "string"},
     "limit": {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED},
@@ -51,6 +55,7 @@ class _Files:
     def __init__(self, front: Front, desk: Desk) -> None:
         self._front, self._desk, self._store = front, desk, desk.files
 
+    @described(form=_FORM, refuses=(408, 413, 415, 429))
     async def upload(self, http: Request) -> Response:
         """POST /v1/files: a form with `purpose` (batch) and `file`."""
         seconds = self._front.config.request_timeout
@@ -108,6 +113,7 @@ class _Files:
         safe = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
         return FileResponse(self._store.place(record), headers=safe, media_type="application/octet-stream")
 
+    @described(refuses=(409,))
     async def delete(self, http: Request) -> Response:
         """DELETE /v1/files/{id}."""
         record = self._named(http)
