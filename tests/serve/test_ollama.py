@@ -107,6 +107,7 @@ def test_a_request_for_nothing_finds_the_model_there() -> None:
     assert send(app, "POST", GENERATE, json={"model": "other"}).status_code == 404
     for path in (CHAT, GENERATE):  # and is looked through as any other
         assert send(app, "POST", path, json={"options": {"temperature": -1}}).status_code == 400
+        assert send(app, "POST", path, json={"options": {"num_predict": -3}}).status_code == 400
         assert send(app, "POST", path, json={"cache_salt": "s" * 129}).status_code == 400
         assert send(app, "POST", path, json={"request_id": "?"}).status_code == 400
         assert send(app, "POST", path, json={"keep_alive": 5}).json()["warnings"]

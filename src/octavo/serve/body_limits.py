@@ -57,7 +57,7 @@ def _of_server(front: Front) -> dict[str, _Limits]:
     return {
         "n": _range(1, config.max_choices),
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _range(0, most)),
-        "num_predict": _range(-(1 << 63), most),
+        "num_predict": _range(-2, most),
         **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), _range(0, config.max_top_logprobs)),
         "model": {"string": {"enum": sorted({front.model, front.engine.model_name})}},
         "request_id": {"string": {"pattern": f"^{REQUEST_ID.pattern}$"}},

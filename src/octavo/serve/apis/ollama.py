@@ -158,6 +158,8 @@ class _Ollama:
     ) -> tuple[ChatRequest | CompletionRequest, SamplingParams]:
         options, more = decode_request(asked.options or {}, OllamaOptions, OPTIONS, "options.")
         warnings += more
+        if options.num_predict is not None and options.num_predict < -2:
+            raise invalid("options.num_predict", "must be a count of tokens; -1 and -2 ask for what the context holds")
         limit = None if (options.num_predict or 0) < 0 else options.num_predict
         body = _in_our_words(asked, options, limit)
         return body, replace(self._front.parameters(body), max_tokens=limit)
