@@ -139,20 +139,18 @@ def test_every_stream_goes_on_when_the_engine_is_killed_or_stands_still(run: Pat
         assert len(list(folder.iterdir())) == 2  # no sockets of the dead
 
 
-def test_nobody_is_ended_because_others_slept(run: Path) -> None:
-    with live_server(*COMPACT, "--silence-timeout", "0.6") as server:
+def test_nobody_is_ended_because_others_slept() -> None:
+    with live_server(*COMPACT, "--silence-timeout", "2") as server:
         undisturbed = asyncio.run(all_streams(server.url))
         before = children(server.process.pid)
-        everybody = [server.process.pid, *before.values()]
 
-        def still(pids: list[int]) -> None:
-            for number in (signal.SIGSTOP, signal.SIGCONT):
-                for pid in pids:
+        def stand_still() -> None:
+            for number, seconds in ((signal.SIGSTOP, 2.5), (signal.SIGCONT, 0.5)):
+                for pid in (server.process.pid, *before.values()):
                     os.kill(pid, number)
-                time.sleep(1.5)
+                time.sleep(seconds)
 
-        assert asyncio.run(all_streams(server.url, partial(still, everybody))) == undisturbed
-        assert asyncio.run(all_streams(server.url, partial(still, everybody[:1]))) == undisturbed
+        assert asyncio.run(all_streams(server.url, stand_still)) == undisturbed
         assert children(server.process.pid) == before
 
 
@@ -173,7 +171,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_an_engine_whose_step_hangs_is_started_anew(faults: Any) -> None:
-    with live_server(*COMPACT, "--silence-timeout", "0.7", "--step-timeout", "1.5") as server:
+    with live_server(*COMPACT, "--silence-timeout", "2", "--step-timeout", "1.5") as server:
         undisturbed = asyncio.run(all_streams(server.url))
         before = children(server.process.pid)["engine"]
         assert asyncio.run(all_streams(server.url, partial(faults, server, "engine", "hang", 1.2))) == undisturbed
@@ -192,6 +190,17 @@ def test_every_stream_goes_on_when_who_makes_the_text_is_killed() -> None:
             assert asyncio.run(all_streams(server.url, partial(strike, server, seat))) == undisturbed
             until(lambda: is_healthy(server.url))
         assert wait_idle(server.url)
+
+
+def test_no_thread_has_to_be_started_to_serve(faults: Any) -> None:
+    with live_server(*COMPACT) as server:
+        for seat in ("engine", "api-0"):
+            faults(server, seat, "no_threads", 600.0)
+        large = {"prompt": "abc", "max_tokens": 2, "user": "x" * 100_000}
+        until(lambda: is_healthy(server.url))
+        for _ in range(4):
+            assert httpx.post(f"{server.url}/v1/completions", json=large).status_code == 200
+        assert asyncio.run(all_streams(server.url))[0][0][0]
 
 
 async def flood(url: str, requests: int, between: Any) -> None:

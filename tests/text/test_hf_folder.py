@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +159,15 @@ def test_a_folder_without_tokenizer_and_bytes_that_are_no_text(tmp_path: Path) -
     (tmp_path / "tokenizer.json").write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInput, match="UTF-8"):
         from_folder(tmp_path)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(folder: Path) -> None:
+    tokenizer, text = from_folder(folder), "the cas 12 " * 100_000
+    begun, turns = threading.Event(), 0
+    thread = threading.Thread(target=lambda: (begun.set(), tokenizer.encode(text)))
+    thread.start()
+    begun.wait()
+    while thread.is_alive():
+        time.sleep(0)
+        turns += 1
+    assert turns > 1000

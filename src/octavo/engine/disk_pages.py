@@ -189,7 +189,12 @@ class DiskPages:
         self._reader = threading.Thread(
             target=self._read_all, args=(pages, read, given_up), name="octavo-disk-read", daemon=True
         )
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError:  # the system has no more threads to give
+            self._reader = None
+            yield from ["slow"] * len(pages)
+            return
         until = time.monotonic() + self.wait_s
         for index in range(len(pages)):
             try:

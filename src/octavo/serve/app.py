@@ -56,6 +56,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:
+        front.start_threads()
         async with admin_listener(front, front.config), batches_run():
             yield
         front.close()

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import re
+import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -59,6 +60,7 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _ENGINE_SUFFIX = re.compile(r"\.[0-9a-f]{8}(-[0-9]+)?(~[0-9]+)?$")  # what `_reply` and those behind it add
 _TEXT_THREADS = 2
+_OTHER_THREADS = 2  # for `asyncio.to_thread`
 _SMALL_BODY = 1024  # bytes
 _FEW_TOKENS = 256
 _ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
@@ -134,6 +136,16 @@ class Front:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.tracing is not None:
             self.tracing.close()
+
+    def start_threads(self) -> None:
+        """Have all threads of this event loop run from now on: later the system may have none to give."""
+        others = ThreadPoolExecutor(_OTHER_THREADS, "octavo-other")
+        asyncio.get_running_loop().set_default_executor(others)
+        together = threading.Barrier(_TEXT_THREADS + _OTHER_THREADS + 1)
+        for pool, number in ((self._threads, _TEXT_THREADS), (others, _OTHER_THREADS)):
+            for _ in range(number):
+                pool.submit(together.wait)
+        together.wait()
 
     async def in_thread(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """Run text work (templates, tokenizing) off the event loop."""

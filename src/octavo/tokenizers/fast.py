@@ -6,6 +6,7 @@ which is what a user's words are.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from octavo.core.errors import InvalidInput
@@ -13,6 +14,7 @@ from octavo.tokenizers.base import Tokenizer, TokenizerTraits
 
 __all__ = ["BYTE_LEVEL", "SPACE_MARK", "FastTokenizer", "byte_alphabet", "guarded"]
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text at a time: the library needs no threads of its own
 BYTE_LEVEL = "byte-level"  # each character of a token stands for one byte (GPT-2)
 SPACE_MARK = "space-mark"  # a token is text with U+2581 for a space, or one byte written <0xHH> (SentencePiece)
 _MARK = "\u2581"
@@ -75,7 +77,8 @@ class FastTokenizer(Tokenizer):
 
     def _encode_text(self, text: str, parse_special: bool) -> list[int]:
         core = self._core if parse_special else self._plain
-        ids: list[int] = guarded("text", text, lambda: core.encode(text, add_special_tokens=False).ids)
+        # of the library's ways, this one lets other threads run meanwhile
+        ids: list[int] = guarded("text", text, lambda: core.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         return ids if parse_special else self._spelled_out(ids)
 
     def _spelled_out(self, ids: list[int]) -> list[int]:

@@ -126,6 +126,8 @@ class _FrontEnd:
         """Signs of life of this event loop: to the engine, and to the thread that passes them on."""
         while True:
             self.child.progress = time.monotonic()
+            if self.engine is not None:
+                self.engine.awake()
             for seat in list(self._wires):
                 self._say(Beat(), seat)
             await asyncio.sleep(self.child.settings.beat)

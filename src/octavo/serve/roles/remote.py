@@ -63,7 +63,7 @@ class RemoteEngine:
         self._send, self._draw_seed, self._patience = send, draw_seed, patience
         self._router = OutputRouter(self.side, tokenizer, ToldText if apart else OutputProcessor)
         self._mailboxes: dict[str, Mailbox] = {}
-        self._heard = self.clock()
+        self._heard = self._awake = self.clock()
         self._asked: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # explanations, by number
         self._number = 0
         self._engines = 0  # that have served
@@ -141,6 +141,13 @@ class RemoteEngine:
         self._deliver(self.side.engine_up(epoch, self.clock()))
         self._heard = self.clock()
         self._flush()
+
+    def awake(self) -> None:
+        """This loop goes round. If it has slept, what the engine said meanwhile is still to be heard."""
+        now = self.clock()
+        if now - self._awake > self._patience / 3:
+            self._heard = now
+        self._awake = now
 
     def engine_down(self) -> None:
         """The engine has died."""
@@ -232,7 +239,7 @@ class RemoteEngine:
         """None while there is an engine that makes progress; otherwise what is wrong."""
         if not self.side.engine:
             return "the engine has died, or what is between it and here, and is being started again"
-        if self.side.num_open and self.clock() - self._heard > self._patience:
+        if self.side.num_open and self._awake - self._heard > self._patience:
             return f"the engine has said nothing for {self._patience:g} s"
         return None
 
