@@ -256,6 +256,20 @@ def test_pages_behind_the_window_go_and_the_runner_is_told():
     kv.audit()
 
 
+def test_pages_that_others_hold_last_only_where_there_is_no_window():
+    """The tree does not count: what it alone holds can be evicted."""
+    kv = KVCacheManager(30, 1, (KVGroup((0,)), KVGroup((1,), window=4)))
+    run(kv, A, list(range(5)))
+    assert kv.num_lasting_pages(A) == kv.num_branch_pages(A) == 5 + 4
+    kv.allocator.lease([kv.page_table(A)[1][1]], "x", 1.0)
+    assert kv.num_lasting_pages(A) == 5 + 3
+    kv.allocator.end_lease("x")
+    begin(kv, B, [*range(5), 9])
+    assert kv.num_lasting_pages(A) == kv.num_lasting_pages(B) == 5
+    kv.release_branch(A)
+    assert (kv.num_lasting_pages(A), kv.num_lasting_pages(B)) == (0, 5 + 4)
+
+
 def test_without_prefix_cache_pages_behind_the_window_are_free_at_once_but_sinks_stay():
     kv = KVCacheManager(20, 1, (KVGroup((0,), window=2, sinks=1),), enable_prefix_cache=False)
     run(kv, A, list(range(5)))
