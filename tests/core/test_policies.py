@@ -147,6 +147,18 @@ def test_nobody_banks_credit():
     assert abs(flood.service("a") - before - flood.service("b")) <= 2 * 2 * 24 * 4
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_what_an_idle_machine_gave_is_owed_to_nobody(first):
+    """Found by simulation: who came to an empty machine was served until it had what another had had alone before."""
+    flood = Flood("fair", 6, {"a": (5, 10), "b": (5, 10)}, max_running_requests=3)
+    flood.fill("a", 60)
+    flood.bench.run()
+    flood.fill(first, 9)
+    flood.bench.step(16)
+    found = flood.differences(steps=150)
+    assert max(found) - min(found) <= 2 * 2 * 24 * 4
+
+
 def test_what_was_done_elsewhere_is_not_charged_again():
     """A restored request pays for what it gets here."""
     policy = make_policy("fair")

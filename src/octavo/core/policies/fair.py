@@ -23,7 +23,8 @@ class FairShare(Policy):
     A tenant's counter is the service of its requests: ``prompt_price`` for each prompt token (the whole prompt from
     admission on), ``cached_price`` for each that the cache had, ``output_price`` for each token of output, over the
     tenant's weight. A preempted request pays once. A tenant that comes back is lifted to the least counter of those
-    that wait, or, if nobody does, of those that run, and never below an earlier lift.
+    that wait, or, if nobody does, of those that run, or, if nobody is here, of who left last, and never below an
+    earlier lift.
 
     Two tenants that always have something waiting differ by at most 2 max(prompt_price * longest prompt, output_price *
     tokens in the pool) over any time. A tenant below its share of slots and pages may take them from one above its own.
@@ -104,6 +105,8 @@ class FairShare(Policy):
         if self._live[tenant] <= 0:
             del self._live[tenant]
             self._absent[tenant] = None
+        if not self._live:  # who comes next begins where the last one left: what an idle machine gave is owed to nobody
+            self._level = max(self._level, self._settled[tenant] / self._weight(tenant))
         while len(self._absent) > MOST_ABSENT:
             oldest = next(iter(self._absent))
             del self._absent[oldest], self._settled[oldest]
