@@ -130,7 +130,7 @@ class Soak:
         """All of it."""
         beside = (self._strike(), self._sample(), self._hold_idle(), self._stay_awake())
         tasks = [asyncio.ensure_future(work) for work in beside]
-        await self.load.run(self.given.wires, lambda counts: counts.requests >= self.given.requests)
+        await self.load.run(self.given.wires, lambda counts: self._progress >= 1.0)
         self.seconds = time.monotonic() - self.began
         for task in tasks:
             task.cancel()
@@ -139,6 +139,13 @@ class Soak:
         await asyncio.sleep(3.0)
         return {**self._report(await self._audit()), "harness": broken}
 
+    @property
+    def _progress(self) -> float:
+        """How much is done, 0 to 1."""
+        minutes = (time.monotonic() - self.began) / 60.0
+        of_time = minutes / self.given.minutes if self.given.minutes else 0.0
+        return max(self.load.counts.requests / self.given.requests, of_time)
+
     # -- faults
 
     async def _strike(self) -> None:
@@ -146,8 +153,7 @@ class Soak:
         mild, kills = cycle(QUIET), cycle(KILLS)
         for number in range(1 << 30):
             await asyncio.sleep(self.given.fault_every)
-            early = self.load.counts.requests < self.given.requests / 2
-            fault = next(kills) if early and number % 2 == 0 else next(mild)
+            fault = next(kills) if self._progress < 0.5 and number % 2 == 0 else next(mild)
             self.faults.append((time.monotonic() - self.began, fault))
             self._struck[fault] = self.awake
             await self._make(fault)
@@ -256,6 +262,7 @@ class Soak:
         lives = [life.growth(self.given.warm_up) for life in self.watch.lives.values() if life.samples]
         return {
             "requests": counts.requests,
+            "requests_wanted": self.given.requests,
             "seconds": round(self.seconds),
             "requests_per_s": round(counts.requests / self.seconds, 1),
             **{name: value for name, value in asdict(counts).items() if name != "statuses"},
@@ -281,6 +288,7 @@ def judged(result: dict[str, Any]) -> dict[str, bool]:
     free = audit.get("pages_free", -1.0) + audit.get("pages_cached", 0.0)
     idle = ("pages_referenced", "pages_ticketed", "num_requests_running", "num_requests_waiting", "active_requests")
     return {
+        "requests": result["requests"] >= result["requests_wanted"],
         "answers": not result["wrong"] and not result["malformed_not_refused"] and not result["harness"],
         "pages": free == audit.get("pages_total") and all(audit.get(name) == 0 for name in idle),
         "memory": {life["process"] for life in lives} >= {"engine", "api-0", "supervisor"}
@@ -317,6 +325,7 @@ def main() -> int:
     """Parse, start a server, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--minutes", type=float, default=0.0, help="end there at the latest; 0: when all are done")
     parser.add_argument("--wires", type=int, default=64)
     parser.add_argument("--idle", type=int, default=1000)
     parser.add_argument("--cancels", type=float, default=0.2)
