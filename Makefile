@@ -29,7 +29,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak soak-null format clean fairness iteration-level clients schemathesis
+.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak soak-null front-cost format clean fairness iteration-level clients schemathesis
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -90,6 +90,9 @@ dst-mutations: $(VENV)/.installed-dev ## defects of the core, one by one, and th
 
 soak: $(VENV)/.installed-dev ## 16 streaming clients on the real model for two minutes
 	@$(BIN)/python benchmarks/soak.py
+
+front-cost: $(VENV)/.installed-dev $(VENV)/.native ## CPU of the front end by token, and serving against offline (ARGS=)
+	@$(BIN)/python benchmarks/front_cost.py --json benchmarks/results/front-cost.json $(ARGS)
 
 soak-null: $(VENV)/.installed-dev ## 10^6 short requests to the null model, with cancels and a fault a minute (ARGS=)
 	@$(BIN)/python benchmarks/soak_null.py --json benchmarks/results/soak-null.json --svg benchmarks/results/soak-null.svg $(ARGS)

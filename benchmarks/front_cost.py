@@ -30,6 +30,8 @@ from servers import Server
 from octavo.engine.config import EngineConfig
 
 STREAMS, RATE = 16, 2000.0
+OUTPUT = 256  # tokens of an answer
+DECODES = 0.85  # share of the steps that draw for all streams: prompts take some, too
 MOST_US, LEAST_SHARE = 60.0, 0.9
 BEHIND = ("engine", "server")  # seats that are no front end; `server` is the supervisor
 
@@ -42,12 +44,13 @@ def server(model: str, backend: str, layout: str, **environment: str) -> Server:
 
 def front(model: str, layout: str, words: list[str], rounds: int, streams: int) -> dict[str, Any]:
     """CPU of the front end by token, in microseconds: by seat, and all of them."""
-    step = {"OCTAVO_NULL_STEP_MS": str(1e3 * streams / RATE)}
+    step = {"OCTAVO_NULL_STEP_MS": str(1e3 * DECODES * streams / RATE)}
     found: list[dict[str, float]] = []
+    count = max(streams, 32)
     with server(model, "null", layout, **step) as one:
         one.wait(model)
         for number in range(rounds + 1):
-            load = [Asked(asked.prompt, asked.tokens, 128) for asked in requests(words, number, 4 * streams)]
+            load = [Asked(asked.prompt, asked.tokens, OUTPUT) for asked in requests(words, number, count)]
             before = cpu_seconds(one.process.pid)
             seen = run(one.url, model, load, streams)
             after = cpu_seconds(one.process.pid)

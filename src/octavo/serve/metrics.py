@@ -99,7 +99,9 @@ class Metrics(Collector):
         if trail.first_written is None or trail.last_written is None:
             trail.first_written = now
         elif trail.num_choices == 1:
-            self.histogram("octavo:socket_inter_token_latency_seconds", *self.who(trail)).add(now - trail.last_written)
+            if trail.socket_gaps is None:
+                trail.socket_gaps = self.histogram("octavo:socket_inter_token_latency_seconds", *self.who(trail))
+            trail.socket_gaps.add(now - trail.last_written)
         trail.last_written, trail.tokens_written = now, trail.output_tokens
 
     def ended(self, trail: Trail) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.engine.histogram import Histogram
+
 __all__ = ["Trail"]
 
 _OF_ENGINE = ("queue", "prefill", "sample")
@@ -39,6 +41,7 @@ class Trail:
     output_tokens: int = 0
     tokens_written: int = 0
     bulk: bool = False  # a line of a batch
+    socket_gaps: Histogram | None = None  # where gaps between pieces are counted
     outcome: str = ""  # a finish reason, or a class of failure
 
     def parts(self) -> dict[str, float]:
