@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,20 @@ def test_a_checkpoint_folder_and_its_identity(tmp_path: Any) -> None:
     weights["lm_head.weight"] = weights["lm_head.weight"] + 1
     write_safetensors(tmp_path / "model.safetensors", weights)
     assert load_parts(EngineConfig(str(tmp_path), backend="numpy")).namespace() != before
+
+
+def test_texts_become_vectors() -> None:
+    llm = make()
+    ids = llm.tokenizer.encode("hello")
+    one, same, other = llm.embed(["hello", ids, "world"])
+    assert one == same != other and len(one) == llm.loaded.parts.config.hidden_size
+    assert math.hypot(*one) == pytest.approx(1.0, abs=1e-6)
+    (raw,) = llm.embed("hello", normalize=False)
+    assert one == pytest.approx([value / math.hypot(*raw) for value in raw])
+    (short,) = llm.embed("hello", dimensions=3)
+    assert short == pytest.approx([value / math.hypot(*raw[:3]) for value in raw[:3]])
+    assert llm.embed("hello", pooling="mean") != [one] != llm.embed("hello", pooling="cls")
+    for field, value in (("dimensions", 0), ("pooling", "max")):
+        with pytest.raises(InvalidInput, match=field):
+            llm.embed("hello", **{field: value})
+    assert_idle(llm.loaded.core)

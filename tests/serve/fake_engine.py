@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import struct
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
+from octavo.models.pooling import DEFAULT, Pooling
 from octavo.tokenizers.simple import SimpleTokenizer
 
 EOS = 256
+HIDDEN = 6  # values of a pooled state
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 
@@ -44,6 +47,7 @@ class FakeDelta:
     error: str | None = None
     first: tuple[float, ...] = ()
     spent: tuple[float, ...] = ()
+    hidden: bytes = b""
 
 
 @dataclass
@@ -53,6 +57,8 @@ class FakeEngine:
     model_name: str = "fake"
     max_seq_len: int = 512
     vocab_size: int = 257
+    hidden_size: int = HIDDEN
+    pooling: Pooling = DEFAULT
     tokenizer: SimpleTokenizer = field(default_factory=byte_tokenizer)
     fail_after: int | None = None  # raise after this many tokens
     fail_with: Exception = field(default_factory=lambda: RuntimeError("secret /path/of/engine"))
@@ -159,7 +165,9 @@ class _Writer:
             deltas.append(self._delta(text, token, count))
         reason, stop = ("length", None) if len(self._answer) > limit else ("stop", None)
         if not deltas:
-            return [FakeDelta(self._choice, finish_reason=reason, num_prompt_tokens=len(self._prompt))]
+            end = FakeDelta(self._choice, finish_reason=reason, num_prompt_tokens=len(self._prompt))
+            pooled = self._params.pooling is not None
+            return [replace(end, finish_reason="stop", hidden=state_of(self._prompt)) if pooled else end]
         deltas[-1] = replace(deltas[-1], finish_reason=reason, stop_reason=stop)
         return self._cut(deltas)
 
@@ -185,6 +193,11 @@ class _Writer:
             num_cached_tokens=len(self._prompt) // 2,
             prompt_logprobs=of_prompt,
         )
+
+
+def state_of(prompt: Sequence[int]) -> bytes:
+    """The state of a prompt: for each of some letters, how often it occurs, and a bit."""
+    return struct.pack(f"<{HIDDEN}f", *(prompt.count(97 + i) + 0.25 for i in range(HIDDEN)))
 
 
 def _entry(token: int, top: int) -> TokenLogprobs:

@@ -7,17 +7,18 @@ long after its death. The engine is the real scheduler over the null model, so a
 from __future__ import annotations
 
 import argparse
+import base64
 import random
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import msgspec
-from null_model import NullModel, null_stream
+from null_model import NullModel, null_state, null_stream, prefix_hashes
 
 from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.kv import KVCacheManager, KVGroup
-from octavo.core.params import SamplingParams
+from octavo.core.params import POOLINGS, SamplingParams
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
 from octavo.decoding.output import OutputProcessor
@@ -93,6 +94,7 @@ class Stream:
     done: bool = False
     left: bool = False  # its client, or its front end, is gone
     deaths: int = 0  # of engines, while it was open
+    state: bytes = b""  # what it asks for, if that is one
     poison: bool = False  # whatever engine runs it, dies
     only_poison_fails: bool = False
 
@@ -127,6 +129,7 @@ class Stream:
             raise Broken(f"{self.name}/{index}: {self.shown[index]!r} instead of {self.texts[index]!r}")
         if delta.finish_reason is not None:
             event = TokenEvent("", EventKind.CHOICE_END, index, finish_reason=delta.finish_reason, error=delta.error)
+            event.hidden = base64.b64encode(delta.hidden).decode()
             self._end_choice(event, told)
             if delta.error is None and self.shown[index] != self.texts[index]:
                 raise Broken(f"{self.name}/{index}: {self.shown[index]!r} instead of {self.texts[index]!r}")
@@ -144,6 +147,8 @@ class Stream:
                 raise Broken(f"{self.name} failed: {event.error}")
         elif (event.finish_reason, told) != (self.reasons[event.choice], self.expected[event.choice]):
             raise Broken(f"{self.name}/{event.choice}: {event.finish_reason} after {told}")
+        elif base64.b64decode(event.hidden) != self.state:
+            raise Broken(f"{self.name} has another state")
 
 
 class Process:
@@ -509,6 +514,9 @@ class World:
         prompt = tuple(self.random.randrange(VOCAB) for _ in range(self.random.randrange(1, 20)))
         stop = ("a", "À", "99") if self.is_full and self.random.random() < 0.4 else ()
         params = SamplingParams(max_tokens=limit, n=n, seed=seed, stop=stop)
+        pooled = n == 1 and limit % 8 == 0
+        if pooled:
+            params = SamplingParams(max_tokens=0, seed=seed, pooling=POOLINGS[limit // 8 % len(POOLINGS)])
         stop_after = None if self.is_full else self.random.choice((None, None, 7))
         expected, reasons, texts = [], [], []
         for choice in range(n):
@@ -517,10 +525,11 @@ class World:
                 tokens, reason = tokens[:stop_after], "stop"
             text, kept = _text(prompt, params, tokens)
             expected.append(tokens[:kept])
-            reasons.append(reason if kept is None else "stop")
+            reasons.append(reason if kept is None and not pooled else "stop")
             texts.append(text)
         stream = Stream(name, params, expected, reasons, stop_after, texts)
         stream.tokens, stream.shown, stream.ends = [[] for _ in range(n)], [""] * n, [None] * n
+        stream.state = null_state(prefix_hashes(prompt)[-1]) if pooled else b""
         stream.poison, stream.only_poison_fails = self.random.random() < self._poison, bool(self._poison)
         self.poison |= {name} if stream.poison else set()
         self.streams.append(stream)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from octavo.serve.apis import anthropic, ollama, responses, tokens
+from octavo.serve.apis import anthropic, embeddings, ollama, ollama_embed, responses, scoring, tokens
 from octavo.serve.known_names import GENERATION, Names
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 
@@ -56,6 +56,10 @@ BODIES = [
         ollama.OPTIONS,
         inside="options",
     ),
+    Body("embeddings", "/v1/embeddings", embeddings.EmbeddingsRequest, {"input": "hé"}, embeddings.NAMES),
+    Body("rerank", "/rerank", scoring.RerankRequest, {"query": "a", "documents": ["b", "ab", "a"]}, scoring.RERANK),
+    Body("score", "/score", scoring.ScoreRequest, {"text_1": "a", "text_2": "ab"}, scoring.SCORE),
+    Body("`api/embed`", "/api/embed", ollama_embed.EmbedRequest, {"input": "hé"}, ollama_embed.EMBED),
 ]
 OTHERS = [
     Body("", "/tokenize", tokens.TokenizeTextRequest, {"prompt": "hé"}),
@@ -64,6 +68,7 @@ OTHERS = [
     Body("", "/apply-template", tokens.TemplateRequest, {"messages": TURNS}),
     Body("", f"{_MESSAGES}/count_tokens", anthropic.CountTokensRequest, {"messages": TURNS}, anthropic.NAMES),
     Body("", "/api/show", ollama.ShowRequest, {}, ollama.SHOW),
+    Body("", "/api/embeddings", ollama_embed.OldEmbedRequest, {"prompt": "hé"}, ollama_embed.EMBEDDINGS),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -103,6 +104,28 @@ def test_ollamas_client_gets_the_same_answer(server: LiveServer, client: openai.
     for end in (whole, parts[-1], turn):
         assert (end.prompt_eval_count, end.eval_count) == (made.usage.prompt_tokens, made.usage.completion_tokens)
     assert [model.model for model in other.list().models] == [MODEL]
+
+
+def test_vectors_by_the_openai_and_the_ollama_client(server: LiveServer, client: openai.OpenAI) -> None:
+    texts = ["The cat sat on the mat.", "A cat is sitting on a mat.", "Interest rates rose again."]
+    packed = client.embeddings.create(model=MODEL, input=texts)  # base64 underneath
+    plain = client.embeddings.create(model=MODEL, input=texts, encoding_format="float", dimensions=64)
+    vectors = [item.embedding for item in packed.data]
+    assert [item.index for item in packed.data] == [0, 1, 2] and {len(v) for v in vectors} == {576}
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 15
+    for short, whole in zip(plain.data, vectors, strict=True):
+        scale = math.hypot(*whole[:64])
+        assert short.embedding == pytest.approx([value / scale for value in whole[:64]], rel=1e-5)
+        assert math.hypot(*short.embedding) == pytest.approx(1.0, abs=1e-6)
+    ids = httpx.post(f"{server.url}/tokenize", json={"prompt": texts[0]}, timeout=30).json()["tokens"]
+    assert client.embeddings.create(model=MODEL, input=[ids]).data[0].embedding == vectors[0]
+    other = ollama.Client(server.url, timeout=120)
+    assert [list(v) for v in other.embed(model=MODEL, input=texts).embeddings] == vectors
+    old = list(other.embeddings(model=MODEL, prompt=texts[0]).embedding)
+    assert [value / math.hypot(*old) for value in old] == pytest.approx(vectors[0], rel=1e-5)
+    asked = {"query": texts[0], "documents": texts[1:], "pooling": "mean"}
+    ranked = httpx.post(f"{server.url}/v1/rerank", json=asked, timeout=60).json()["results"]
+    assert [result["index"] for result in ranked] == [0, 1]
 
 
 def test_a_request_is_explained_by_causes_that_add_up(server: LiveServer, client: openai.OpenAI) -> None:

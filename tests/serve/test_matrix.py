@@ -31,14 +31,16 @@ SAMPLES: dict[str, Any] = {
     "continue_final_message": True, "chat_template_kwargs": {"mood": "!"}, "input": "b", "instructions": "s",
     "include": ["message.output_text.logprobs"], "background": True, "store": False, "previous_response_id": "no",
     "metadata": {"a": "b"}, "system": "s", "options": {"seed": 5}, "raw": True, "return_token_strs": True,
-    "name": "other", "tokens": [98],
+    "name": "other", "tokens": [98], "pooling": "mean", "encoding_format": "base64", "dimensions": 2,
+    "normalize": False, "query": "b", "documents": ["a", "c"], "top_n": 1, "return_documents": False, "text_1": "b",
+    "text_2": ["b", "a"],
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "continue_final_message": {"add_generation_prompt": False},
 }  # fmt: skip
 # a byte tokenizer adds none: test_tokens looks at these
-UNSEEN = {("CompletionRequest", "add_special_tokens"), ("TokenizeTextRequest", "add_special_tokens")}
+UNSEEN = {(kind, "add_special_tokens") for kind in ("CompletionRequest", "EmbeddingsRequest", "TokenizeTextRequest")}
 
 
 def sample(body: Body, name: str) -> Any:

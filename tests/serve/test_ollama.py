@@ -118,7 +118,7 @@ def test_what_there_is() -> None:
     assert [model.model for model in ask(lambda client: client.list(), app).models] == ["fake"]
     assert [model.context_length for model in ask(lambda client: client.ps(), app).models] == [512]
     shown = ask(lambda client: client.show("fake:latest"), app)
-    assert shown.capabilities == ["completion"] and "m.role" in (shown.template or "")
+    assert shown.capabilities == ["completion", "embedding"] and "m.role" in (shown.template or "")
     assert shown.modelinfo["octavo.context_length"] == 512
     assert send(app, "GET", "/api/version").json()["version"] == send(app, "GET", "/version").json()["version"]
     assert send(app, "POST", "/api/show", json={"name": "other"}).status_code == 404

@@ -116,6 +116,7 @@ def test_each_operation_answers_as_it_says(name: str) -> None:
     path, method, _ = OPERATIONS[name]
     turns = {"messages": TURNS, "max_tokens": 3}
     bodies = [{}, turns, {**turns, "stream": True}, {"prompt": "a"}, {"input": "a"}, {"tokens": [1]}]
+    bodies += [{"query": "a", "documents": ["b"]}, {"text_1": "a", "text_2": "b"}]
     address = path.replace("{model}", "fake").replace("{", "").replace("}", "")
     answers = send_all(APP, [(method, address, {"json": body}) for body in bodies])
     for answer in answers:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -119,6 +120,30 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with TemporaryDirectory(prefix="o") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
+
+
+def test_vectors_are_made_again_when_the_engine_is_killed(run: Path) -> None:
+    texts = ["the quick brown fox jumps over the lazy dog "[i:] + "and sleeps"[: i % 8] for i in range(36)]
+
+    def ask(url: str, kind: str) -> Any:
+        asked = {"input": texts, "pooling": kind, "encoding_format": "base64"}
+        answer = httpx.post(f"{url}/v1/embeddings", json=asked, timeout=120).json()
+        return [answer["data"], answer["usage"]]
+
+    told = []
+    for layout, seats in (("single", ()), ("compact", ("engine",)), ("full", ("engine", "detokenizer"))):
+        flags = ("--backend", "reference", "--layout", layout, "--max-batched-tokens", "16")
+        with live_server(TINY, *flags) as server:
+            told.append([ask(server.url, kind) for kind in ("mean", "last")])
+            for seat in seats:
+                with ThreadPoolExecutor(1) as later:
+                    again = later.submit(ask, server.url, "mean")
+                    until(lambda: metric(server.url, "vllm:num_requests_running") > 0)
+                    strike(server, seat)
+                    assert not again.done() and again.result() == told[0][0]
+            assert wait_idle(server.url)
+    assert told[0] == told[1] == told[2]  # whatever the layout
+    assert len({item["embedding"] for item in told[0][0][0]}) == len(texts)
 
 
 def test_every_stream_goes_on_when_the_engine_is_killed_or_stands_still(run: Path) -> None:

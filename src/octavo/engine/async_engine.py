@@ -27,6 +27,7 @@ from octavo.engine.loader import LoadedEngine, load_engine
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.engine.stats import engine_stats
+from octavo.models.pooling import Pooling
 
 __all__ = ["AsyncEngine", "EngineStopped"]
 
@@ -92,6 +93,16 @@ class AsyncEngine:
     def vocab_size(self) -> int:
         """Token ids lie in [0, vocab_size)."""
         return self.loaded.parts.config.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Values of a pooled state."""
+        return self.loaded.parts.config.hidden_size
+
+    @property
+    def pooling(self) -> Pooling:
+        """How texts become vectors, unless a request says otherwise."""
+        return self.loaded.parts.pooling
 
     @property
     def tokenizer(self) -> Any:

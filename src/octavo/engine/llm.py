@@ -10,12 +10,13 @@ from numbers import Integral
 from typing import Any
 
 from octavo.core.batch import TokenLogprobs
-from octavo.core.errors import InvalidInput
+from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.engine.config import EngineConfig
 from octavo.engine.loader import LoadedEngine, load_engine
 from octavo.engine.output import OutputDelta, OutputRouter
+from octavo.engine.vectors import check_dimensions, vector_of
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput"]
 
@@ -34,6 +35,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    hidden: bytes = b""  # a pooled state, if that is what was asked for: float32, little-endian
 
 
 @dataclass
@@ -114,6 +116,30 @@ class LLM:
         conversations = [listed] if listed and isinstance(listed[0], Mapping) else listed
         prompts = [encode_chat(self.tokenizer, one, **template_options) for one in conversations]
         return self.generate(prompts, params, use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: str | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        use_tqdm: bool = False,
+    ) -> list[list[float]]:
+        """A vector for each prompt, of ``dimensions`` float32 values (all that the model has, if None).
+
+        ``pooling`` (last, mean, cls) and ``normalize`` (to length 1) are the model's, if None. Raises ``InvalidInput``
+        for what cannot be had, and ``OctavoError`` if the model gives no vector.
+        """
+        own = self.loaded.parts.pooling
+        check_dimensions(dimensions, self.loaded.parts.config.hidden_size)
+        params = SamplingParams(max_tokens=0, pooling=own.kind if pooling is None else pooling)
+        choices = [output.outputs[0] for output in self.generate(prompts, params, use_tqdm=use_tqdm)]
+        failed = next((choice.error or choice.finish_reason for choice in choices if not choice.hidden), None)
+        if failed is not None:
+            raise OctavoError(f"a text has no vector: {failed}")
+        long = own.normalize if normalize is None else normalize
+        return [vector_of(choice.hidden, normalize=long, dimensions=dimensions) for choice in choices]
 
     def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -210,6 +236,7 @@ def _add(output: RequestOutput, delta: OutputDelta) -> None:
         output.prompt_logprobs = list(delta.prompt_logprobs)
     if delta.finish_reason is not None:
         choice.finish_reason, choice.stop_reason, choice.error = delta.finish_reason, delta.stop_reason, delta.error
+        choice.hidden = delta.hidden
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from octavo.engine.parts import ModelParts, build_core, check_tensors, page_byte
 from octavo.engine.recorder import Recorder
 from octavo.engine.threads import limit_threads
 from octavo.models.config import ModelConfig
+from octavo.models.pooling import Pooling
 from octavo.models.registry import build_model
 
 __all__ = [
@@ -171,6 +172,12 @@ def _tokenizer(path: Path, weights: Any) -> Any:
     from octavo.tokenizers.load import from_folder, from_gguf_metadata
 
     return from_folder(path) if path.is_dir() else from_gguf_metadata(weights.metadata)
+
+
+def _pooling(path: Path, weights: Any) -> Pooling:
+    from octavo.weights.pooling import pooling_of_folder, pooling_of_metadata
+
+    return pooling_of_folder(path) if path.is_dir() else pooling_of_metadata(weights.metadata)
 
 
 def scheduling_for(config: EngineConfig, max_seq_len: int) -> SchedulerConfig:
@@ -341,6 +348,7 @@ class _FileSource(_Source):
             digest=model_digest(self.config, self._identity()),
             weight_format=weight_format,
             weight_bytes=weight_bytes,
+            pooling=_pooling(self.path, self.weights),
         )
 
     def _identity(self) -> dict[str, Any]:

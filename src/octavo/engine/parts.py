@@ -26,6 +26,7 @@ from octavo.engine.runner import ModelRunner
 from octavo.engine.threads import cores_of
 from octavo.engine.tiers import Tiers
 from octavo.models.config import ModelConfig
+from octavo.models.pooling import DEFAULT, Pooling
 from octavo.models.registry import build_model
 
 __all__ = ["ModelParts", "build_core", "check_tensors", "measure_swaps", "page_bytes", "parts_from_fixture"]
@@ -47,6 +48,7 @@ class ModelParts:
     digest: str  # of configuration and weights
     weight_format: str = "fp32"
     weight_bytes: int = 0
+    pooling: Pooling = DEFAULT
 
     @cached_property
     def numerics_id(self) -> str:

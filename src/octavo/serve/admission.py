@@ -25,12 +25,13 @@ def tenant_of(authorization: str) -> str:
 
 
 def ask_of(
-    tenant: str, prompts: Sequence[Prompt], params: SamplingParams, engine: EnginePort, within_s: float = 0.0
+    tenant: str, prompts: Sequence[Prompt], params: SamplingParams, engine: EnginePort, within_s: float, window: int
 ) -> Ask:
-    """What a request takes: choices, long prompts and logprobs at their price. ``within_s`` as in `Ask`."""
+    """What a request takes: choices, long prompts and logprobs at their price. ``within_s`` as in `Ask`; ``window``:
+    prompts that the engine is given at once."""
     lengths = [len(prompt.token_ids) for prompt in prompts]
     held = sum(held_bytes(length, params, max(0, engine.max_seq_len - length)) for length in lengths)
-    return Ask(tenant, params.n * len(lengths), params.n * sum(lengths), held, within_s)
+    return Ask(tenant, params.n * min(window, len(lengths)), params.n * sum(lengths), held, within_s)
 
 
 class Visit:

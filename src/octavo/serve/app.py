@@ -15,7 +15,21 @@ from starlette.routing import Match, Route, Router
 
 from octavo.serve import static
 from octavo.serve.admin import admin_listener
-from octavo.serve.apis import anthropic, batches, files, live, ollama, openai, probes, requests, responses, tokens
+from octavo.serve.apis import (
+    anthropic,
+    batches,
+    embeddings,
+    files,
+    live,
+    ollama,
+    ollama_embed,
+    openai,
+    probes,
+    requests,
+    responses,
+    scoring,
+    tokens,
+)
 from octavo.serve.apis.ollama_answers import OLLAMA
 from octavo.serve.apis.response_answers import RESPONSES
 from octavo.serve.batches.desk import Desk
@@ -32,7 +46,10 @@ from octavo.serve.port import EnginePort
 
 __all__ = ["create_app"]
 
-_APIS = (openai, responses, anthropic, ollama, requests, tokens, live, probes)
+_APIS = (
+    *(openai, responses, embeddings, scoring, anthropic, ollama, ollama_embed),
+    *(requests, tokens, live, probes),
+)
 _OF_BATCHES = ("/v1/files", "/v1/batches")
 _NO_BATCHES = (
     "There are no files and batches here: the operator starts the server with --batch-dir FOLDER to have them."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from octavo.core.params import MAX_ALLOWED_IDS, MAX_BANNED_IDS, MAX_LOGPROB_IDS, MAX_STOP_IDS, RANGES
+from octavo.core.params import MAX_ALLOWED_IDS, MAX_BANNED_IDS, MAX_LOGPROB_IDS, MAX_STOP_IDS, POOLINGS, RANGES
 from octavo.serve.front import REQUEST_ID, Front
 from octavo.serve.params import BIAS_KEY, LONGEST_DEADLINE, MOST_PRIORITY
 from octavo.serve.prompts import ROLES, VARIABLE, longest_prompt
@@ -62,6 +62,10 @@ def _of_server(front: Front) -> dict[str, _Limits]:
         "model": {"string": {"enum": sorted({front.model, front.engine.model_name})}},
         "request_id": {"string": {"pattern": f"^{REQUEST_ID.pattern}$"}},
         "cache_salt": {"string": {"minLength": 1, "maxLength": 128}},
+        "dimensions": _range(1, front.engine.hidden_size),
+        "pooling": {"string": {"enum": list(POOLINGS)}},
+        "top_n": _range(0, config.max_inputs),
+        "documents": {"array": {"maxItems": config.max_inputs - 1}},
     }
 
 
@@ -75,9 +79,13 @@ def _of_texts(front: Front) -> dict[str, _Limits]:
         "stop": {"string": stop, "array": strings},
         "stop_sequences": {"array": strings},
         "messages": {"array": {"items": _turn("text", named=True)}},
-        "input": {"string": text, "array": {"items": _turn("input_text", "output_text", "text")}},
+        "input": {
+            "string": text,
+            "array": {"items": _turn("input_text", "output_text", "text")},
+            "any": _prompts(front, text, config.max_inputs),
+        },
         "system": {"array": {"items": _part("text")}},
-        "prompt": {"string": text, "any": _prompts(front, text)},
+        "prompt": {"string": text, "any": _prompts(front, text, config.max_prompts)},
         "chat_template_kwargs": {"object": variables},
     }
 
@@ -100,12 +108,12 @@ def _of_ids(front: Front) -> dict[str, _Limits]:
     return {**lists, "tokens": {"array": {"items": one}}, "logit_bias": {"object": bias}}
 
 
-def _prompts(front: Front, text: _Json) -> _Json:
+def _prompts(front: Front, text: _Json, most: int) -> _Json:
     """One prompt or several, each a text or token ids."""
     one = {"type": "integer", "minimum": 0, "maximum": front.engine.vocab_size - 1}
     ids = {"type": "array", "items": one, "minItems": 1, "maxItems": front.engine.max_seq_len}
     texts = {"type": "string", **text}
-    several = {"type": "array", "minItems": 1, "maxItems": front.config.max_prompts}
+    several = {"type": "array", "minItems": 1, "maxItems": most}
     return {"anyOf": [texts, ids, {**several, "items": texts}, {**several, "items": ids}]}
 
 

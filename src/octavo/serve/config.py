@@ -22,7 +22,7 @@ LOG_FORMATS = ("text", "json")
 _MOST = (1 << 63) - 1
 _RANGES = {
     **dict.fromkeys(("max_body_bytes", "max_json_depth", "max_prompts", "max_prompt_chars", "max_pending"), (1, _MOST)),
-    **dict.fromkeys(("max_connections",), (1, _MOST)),
+    **dict.fromkeys(("max_connections", "max_inputs"), (1, _MOST)),
     **dict.fromkeys(("tokenizers",), (1, 64)),
     **dict.fromkeys(("max_waiting", "max_queued_tokens", "max_tenant_waiting", "max_tenant_tokens"), (0, _MOST)),
     **dict.fromkeys(("max_stored_responses", "max_stored_bytes"), (0, _MOST)),
@@ -59,6 +59,7 @@ class ServeConfig:
     max_body_bytes: int = _flag(4 << 20, "Largest request body; counted while reading.")
     max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
     max_prompts: int = _flag(128, "Most sequences of one request: prompts times n.")
+    max_inputs: int = _flag(2048, "Most texts of one request that become vectors.")
     max_choices: int = _flag(64, "Largest n.")
     max_stop_strings: int = _flag(16, "Most stop strings of one request.")
     max_stop_chars: int = _flag(256, "Longest stop string, in characters.")

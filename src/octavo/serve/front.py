@@ -63,6 +63,7 @@ _TEXT_THREADS = 2
 _OTHER_THREADS = 2  # for `asyncio.to_thread`
 _SMALL_BODY = 1024  # bytes
 _FEW_TOKENS = 256
+_WINDOW = 64  # more would only wait in the engine's queue, in front of others
 _ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
 BULK = "octavo.bulk"  # where the scope of a line of a batch says whose it is
 _LONGEST_BULK = 30 * 86_400.0  # seconds
@@ -85,11 +86,16 @@ class Order:
     warnings: Warnings
     answer_id: str  # what stands before the request's id in the answer's
     param: str
-    events: Events
+    events: Events | None  # None: there is no stream of it
     whole: Whole
     dialect: Dialect = OPENAI
     asked: Any = None
     num_prompts: int = 1
+
+    @property
+    def window(self) -> int:
+        """Prompts that the engine is given at once: vectors are made a few at a time, however many are asked for."""
+        return min(self.num_prompts, _WINDOW) if self.params.pooling else self.num_prompts
 
 
 class Front:
@@ -252,7 +258,7 @@ class Front:
         """Run the engine while the client is there: as a stream, or whole."""
         with ExitStack() as places:
             reply = await self.admitted(http, order, places)
-            if order.body.stream:
+            if order.body.stream and order.events is not None:
                 stream = order.events(self.engine, reply, self.metrics)
                 close = places.pop_all().close
                 wrote = partial(self.metrics.wrote, reply.job.trail)
@@ -265,8 +271,8 @@ class Front:
     async def admitted(self, http: Request, order: Order, places: ExitStack) -> Reply:
         """A request with its token ids and its places, which ``places`` gives back. Raises ``ApiError``."""
         params = order.params
-        sequences = order.num_prompts * params.n
-        if sequences > self.config.max_prompts:
+        sequences = order.window * params.n
+        if sequences > self.config.max_prompts and not params.pooling:
             raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
         if order.body.priority and "priority" not in self.policy.split(","):
             note(order.warnings, "priority", _NO_PRIORITY)
@@ -286,7 +292,7 @@ class Front:
         trail.tokenize = time.monotonic() - begun
         fit_context(prompts, params, self.engine, order.param)
         self.quotas.check_tokens(key, sum(len(prompt.token_ids) for prompt in prompts))
-        ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms))
+        ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms), order.window)
         visit = places.enter_context(self.admission.aside(ask) if is_bulk else self.admission.enter(ask))
         reply = self._reply(order, trail, prompts, visit)
         places.callback(self._ended, reply.job)
@@ -344,6 +350,7 @@ class Front:
             bulk=trail.bulk,
             trail=trail,
             saw_first_token=visit.first_token,
+            window=order.window,
         )
         asked = body if order.asked is None else order.asked
         answer_id = f"{order.answer_id}{request_id}"
@@ -358,7 +365,7 @@ def is_small(http: Request) -> bool:
 
 def _is_short(order: Order, job: Job) -> bool:
     """Whether an answer is written in no time."""
-    few = sum(job.output_tokens.values()) <= _FEW_TOKENS
+    few = sum(job.output_tokens.values()) <= _FEW_TOKENS and not (order.params.pooling and order.num_prompts > 1)
     return few and order.params.logprobs is None and order.params.prompt_logprobs is None
 
 

@@ -49,6 +49,7 @@ class Job:
     express: Callable[[int, Delta], bool] | None = None  # writes a choice's plain text at once, if it can
     cancelled: bool = False
     outcome: str = "cancelled"  # unless it comes to an end: "finished", or "error"
+    window: int = 0  # prompts that the engine has at once; 0: all
 
     @property
     def num_choices(self) -> int:
@@ -85,6 +86,7 @@ class Choice:
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    hidden: bytes = b""
 
     def add(self, delta: Delta) -> None:
         """Append what one delta brings."""
@@ -96,6 +98,7 @@ class Choice:
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
+            self.hidden = delta.hidden
 
 
 async def collect(engine: EnginePort, job: Job, metrics: Metrics) -> list[Choice]:
@@ -163,8 +166,9 @@ async def _one(
 async def _several(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[tuple[int, Delta], None]:
     """(prompt, delta) of all prompts, as they come."""
     queue: asyncio.Queue[tuple[int, Delta | Exception | None]] = asyncio.Queue()
-    tasks = [asyncio.ensure_future(_pump(engine, job, i, queue, metrics)) for i in range(len(job.prompts))]
-    open_prompts = len(tasks)
+    open_prompts = len(job.prompts)
+    room = asyncio.Semaphore(job.window or open_prompts)
+    tasks = [asyncio.ensure_future(_pump(engine, job, i, queue, metrics, room)) for i in range(open_prompts)]
     try:
         while open_prompts:
             prompt, item = await queue.get()
@@ -187,10 +191,11 @@ async def _pump(
     prompt: int,
     queue: asyncio.Queue[tuple[int, Delta | Exception | None]],
     metrics: Metrics,
+    room: asyncio.Semaphore,
 ) -> None:
-    """Move one prompt's deltas into the queue; None marks its end."""
+    """Move one prompt's deltas into the queue, once there is room for it; None marks its end."""
     try:
-        async with aclosing(_one(engine, job, metrics, prompt)) as deltas:
+        async with room, aclosing(_one(engine, job, metrics, prompt)) as deltas:
             async for item in deltas:
                 queue.put_nowait(item)
                 if getattr(item[1], "last", False):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "GENERATION", "LABEL", "NO_GRAMMAR", "NO_SAMPLER", "NO_TEMPLATE", "NO_THINKING", "NO_TOOLS", "TEXT_ONLY", "Names",
-    "is_empty", "off", "one_of",
+    "GENERATION", "LABEL", "NEVER_CUT", "NO_GRAMMAR", "NO_SAMPLER", "NO_TEMPLATE", "NO_THINKING", "NO_TOOLS",
+    "ONE_MODEL", "TEXT_ONLY", "Names", "is_empty", "off", "one_of",
 ]  # fmt: skip
 
 Refused = tuple[Callable[[Any], bool], str]  # (values that ask for nothing, why it is refused and what to do)
@@ -42,12 +42,13 @@ NO_TOOLS = "this server does not call tools yet; describe the tools in the promp
 NO_GRAMMAR = "this server does not constrain output yet; ask for the format in the prompt and validate the answer"
 TEXT_ONLY = "this model reads and writes text only; leave it out"
 NO_THINKING = "this model has no reasoning to control; leave it out"
+NEVER_CUT = "a prompt is never cut; shorten it before sending"
 LABEL = "it is a label that this server does not use"
 NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
 NO_SAMPLER = "this way of sampling is not supported; use temperature, top_k, top_p and min_p"
 _NO_STATES = "states inside the model are not given out; leave it out"
 _NO_CODE = "a request brings no code; leave it out"
-_ONE_MODEL = "there are no adapters here; leave it out"
+ONE_MODEL = "there are no adapters here; leave it out"
 _PLACED = "one engine serves all, and there is nothing to place or to transfer"
 _CACHED = "prefixes are cached and found again by themselves"
 
@@ -96,9 +97,9 @@ GENERATION = Names(
         "web_search_options": (is_empty, "this server does not search the web; leave it out"),
         "prompt_embeds": (is_empty, "embeddings as a prompt are not supported; send text or token ids"),
         "input_embeds": (is_empty, "embeddings as a prompt are not supported; send text or token ids"),
-        "truncate_prompt_tokens": (is_empty, "a prompt is never cut; shorten it before sending"),
-        "truncation_side": (is_empty, "a prompt is never cut; shorten it before sending"),
-        "n_keep": (off(0), "a prompt is never cut; shorten it before sending"),
+        "truncate_prompt_tokens": (is_empty, NEVER_CUT),
+        "truncation_side": (is_empty, NEVER_CUT),
+        "n_keep": (off(0), NEVER_CUT),
         "chat_template": (is_empty, NO_TEMPLATE),
         "documents": (is_empty, NO_TEMPLATE),
         "reasoning_effort": (one_of("none"), NO_THINKING),
@@ -117,10 +118,10 @@ GENERATION = Names(
         "custom_logit_processor": (is_empty, _NO_CODE),
         "custom_params": (is_empty, _NO_CODE),
         "vllm_xargs": (is_empty, _NO_CODE),
-        "lora_path": (is_empty, _ONE_MODEL),
-        "lora_request": (is_empty, _ONE_MODEL),
-        "lora": (is_empty, _ONE_MODEL),
-        "adapter_id": (is_empty, _ONE_MODEL),
+        "lora_path": (is_empty, ONE_MODEL),
+        "lora_request": (is_empty, ONE_MODEL),
+        "lora": (is_empty, ONE_MODEL),
+        "adapter_id": (is_empty, ONE_MODEL),
         "return_hidden_states": (is_empty, _NO_STATES),
         "return_routed_experts": (is_empty, _NO_STATES),
         "mm_processor_kwargs": (is_empty, TEXT_ONLY),

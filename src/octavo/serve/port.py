@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.params import SamplingParams
+from octavo.models.pooling import Pooling
 from octavo.tokenizers.base import Tokenizer
 
 __all__ = ["Delta", "EnginePort", "TextModel"]
@@ -67,6 +68,10 @@ class Delta(Protocol):
         """One entry for each prompt token (None for the first), on one delta only."""
 
     @property
+    def hidden(self) -> bytes:
+        """A pooled state (float32, little-endian), on the last delta of a choice that asked for one."""
+
+    @property
     def error(self) -> str | None:
         """Why the choice failed, if it did."""
 
@@ -93,6 +98,14 @@ class EnginePort(TextModel, Protocol):
     @property
     def model_name(self) -> str:
         """Name that the model was asked for by."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Values of a pooled state."""
+
+    @property
+    def pooling(self) -> Pooling:
+        """How texts become vectors, unless a request says otherwise."""
 
     def generate(
         self,

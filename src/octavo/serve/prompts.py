@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from octavo.serve.text_work import EncodeText, RenderChat
 
 __all__ = [
-    "ROLES", "VARIABLE", "Prompt", "checked_messages", "count_prompts", "decode_ids", "encode_chat_prompt",
-    "encode_prompts", "ending_at_turns", "fit_context", "longest_prompt", "render_chat_prompt", "text_of",
-    "token_strings",
+    "ROLES", "VARIABLE", "Prompt", "check_inputs", "checked_messages", "count_prompts", "decode_ids",
+    "encode_chat_prompt", "encode_prompts", "ending_at_turns", "fit_context", "longest_prompt",
+    "render_chat_prompt", "text_of", "token_strings",
 ]  # fmt: skip
 
 _TEMPLATE_FIELDS = ("messages", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
@@ -53,12 +53,17 @@ class Prompt:
 
 def count_prompts(request: CompletionRequest, config: ServeConfig) -> int:
     """How many prompts a completion has. Raises ``ApiError`` 400."""
-    return len(_split(request.prompt, config))
+    return len(_split(request.prompt, config.max_prompts))
+
+
+def check_inputs(prompt: Any, config: ServeConfig) -> int:
+    """How many texts are to become vectors. Raises ``ApiError`` 400."""
+    return len(_split(prompt, config.max_inputs))
 
 
 def encode_prompts(request: CompletionRequest | EncodeText, engine: TextModel, config: ServeConfig) -> list[Prompt]:
     """The prompts of a completion. Raises ``ApiError`` 400."""
-    items = _split(request.prompt, config)
+    items = _split(request.prompt, max(config.max_prompts, config.max_inputs))  # they have been counted
     special = request.add_special_tokens is not False
     return [_encode(item, engine, config, special=special, echo=bool(request.echo)) for item in items]
 
@@ -139,7 +144,7 @@ def fit_context(prompts: Sequence[Prompt], params: SamplingParams, engine: TextM
         raise invalid(param, message, code="context_length_exceeded")
 
 
-def _split(prompt: Any, config: ServeConfig) -> list[str | list[int]]:
+def _split(prompt: Any, most: int) -> list[str | list[int]]:
     """A prompt field as a list of texts and id lists."""
     if prompt is UNSET or prompt is None:
         raise invalid("prompt", "is missing; give a string, token ids, or a list of either")
@@ -148,8 +153,8 @@ def _split(prompt: Any, config: ServeConfig) -> list[str | list[int]]:
     if not isinstance(prompt, list) or not prompt:
         raise invalid("prompt", "must be a string, token ids, or a list of either, not empty")
     items: list[Any] = [prompt] if _is_int(prompt[0]) else prompt
-    if len(items) > config.max_prompts:
-        raise invalid("prompt", f"has {len(items)} prompts; at most {config.max_prompts} are allowed in one request")
+    if len(items) > most:
+        raise invalid("prompt", f"has {len(items)} prompts; at most {most} are allowed in one request")
     return items
 
 

@@ -20,6 +20,7 @@ from octavo.serve.errors import invalid
 from octavo.serve.front import Front, Order, request_id_of
 from octavo.serve.known_names import (
     LABEL,
+    NEVER_CUT,
     NO_GRAMMAR,
     NO_SAMPLER,
     NO_TEMPLATE,
@@ -34,10 +35,10 @@ from octavo.serve.names import Warnings, decode_request, translated
 from octavo.serve.protocol import ChatRequest, CompletionRequest
 from octavo.tokenizers.chat import template_of
 
-__all__ = ["NAMES", "OPTIONS", "SHOW", "OllamaChat", "OllamaGenerate", "OllamaOptions", "ShowRequest", "routes"]
+__all__ = ["NAMES", "OPTIONS", "SHOW", "OllamaChat", "OllamaGenerate", "OllamaOptions", "ShowRequest"]
+__all__ += ["plain_name", "routes"]
 
 _MACHINE = "where and how the model runs is the server's affair"
-_NEVER_CUT = "a prompt is never cut"
 
 NAMES = Names(
     refused={
@@ -49,7 +50,7 @@ NAMES = Names(
         "template": (is_empty, NO_TEMPLATE),
         "context": (is_empty, "a conversation is sent whole; use /api/chat"),
     },
-    idle={"keep_alive": "the model stays loaded", "truncate": _NEVER_CUT, "shift": _NEVER_CUT, "user": LABEL},
+    idle={"keep_alive": "the model stays loaded", "truncate": NEVER_CUT, "shift": NEVER_CUT, "user": LABEL},
 )
 SHOW = Names(idle={"verbose": "nothing more is known"})
 OPTIONS = Names(
@@ -63,7 +64,7 @@ OPTIONS = Names(
         **dict.fromkeys(("use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only"), _MACHINE),
         **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "there is no mirostat"),
         "num_ctx": "the context is the server's, --max-seq-len",
-        "num_keep": _NEVER_CUT,
+        "num_keep": NEVER_CUT,
         "repeat_last_n": "penalties look at all tokens",
         "penalize_newline": "penalties look at all tokens",
     },
@@ -182,10 +183,15 @@ class _Ollama:
         """POST /api/show: what is known about a model."""
         front = self._front
         asked, warnings = await front.body(http, ShowRequest, SHOW)
-        front.check_model(_plain(asked.model or asked.name))
+        front.check_model(plain_name(asked.model or asked.name))
         info = {"general.name": front.engine.model_name, "octavo.context_length": front.engine.max_seq_len}
         template = template_of(front.engine.tokenizer).source
-        told = {"template": template, "details": _DETAILS, "model_info": info, "capabilities": ["completion"]}
+        told = {
+            "template": template,
+            "details": _DETAILS,
+            "model_info": info,
+            "capabilities": _CAPABILITIES,
+        }
         return warned(told, warnings)
 
     async def version(self, http: Request) -> Response:
@@ -193,10 +199,11 @@ class _Ollama:
         return json_response({"version": __version__})
 
 
+_CAPABILITIES = ["completion", "embedding"]
 _DETAILS = {"format": "", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
 
 
-def _plain(name: str | None) -> str | None:
+def plain_name(name: str | None) -> str | None:
     """A model's name without the tag that means no other."""
     return None if name is None else name.removesuffix(":latest")
 
@@ -208,7 +215,7 @@ def _in_our_words(
         **{name: getattr(options, name) for name in OllamaOptions.__struct_fields__ if name in _SAME},
         "max_tokens": limit,
         "repetition_penalty": options.repeat_penalty,
-        "model": _plain(asked.model),
+        "model": plain_name(asked.model),
         "stream": asked.stream is not False,
     }
     if isinstance(asked, OllamaChat):

@@ -334,7 +334,7 @@ class ApiSide:
             return None
         self._rows.pop(event.row)
         _end(branch, FinishReason(event.finish_reason or "unknown"), event.stop_reason, event.error)
-        return self._completed(branch, event, EventKind.CHOICE_END, {"error": event.error})
+        return self._completed(branch, event, EventKind.CHOICE_END, {"error": event.error, "hidden": event.hidden})
 
     def _completed(self, branch: Branch, event: Event, kind: EventKind, more: dict[str, Any]) -> TokenEvent:
         """The event with what is told once for a request, by whichever engine tells it first."""

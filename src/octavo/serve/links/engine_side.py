@@ -309,4 +309,5 @@ def _packed(run: _Run, event: TokenEvent) -> Event:
         pack_logprobs(event.logprobs),
         None if prompt is None else tuple(pack_logprobs(entry) for entry in prompt),
         event.spent,
+        event.hidden,
     )

@@ -37,6 +37,7 @@ MAX_BYTES = 64 << 20  # of one message
 MAX_EXPLANATION = 4 << 20
 MAX_SEEN = 4 << 20
 MAX_ORPHANS = 4096
+MAX_HIDDEN = 4 << 20  # of a pooled state, as `TokenEvent` has it
 TOKEN, CHOICE_END, REQUEST_END = range(3)  # kinds of `Event`
 
 _HEADER = struct.Struct("<4sHxxQQ")
@@ -161,6 +162,7 @@ class Event(_Message):
     logprobs: Logprobs | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     spent: Annotated[tuple[float, ...], Meta(max_length=8)] = ()
+    hidden: Annotated[str, Meta(max_length=MAX_HIDDEN)] = ""
 
 
 class Step(_Message, tag=20):
@@ -258,6 +260,9 @@ class EngineFacts(_Message):
     exact: bool  # a resumed request has the same tokens
     traits: TokenizerTraits = TokenizerTraits("")
     num_words: int = 0  # of its tokenizer
+    hidden_size: int = 0
+    pooling: _Name = "last"  # and `normalize`: `octavo.models.pooling.Pooling`
+    normalize: bool = True
 
 
 class Ready(_Message, tag=40):

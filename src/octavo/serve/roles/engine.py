@@ -73,6 +73,9 @@ def _facts(loaded: LoadedEngine) -> EngineFacts:
         exact=parts.backend.name in _EXACT,
         traits=parts.tokenizer.traits,
         num_words=parts.tokenizer.vocab_size,
+        hidden_size=parts.config.hidden_size,
+        pooling=parts.pooling.kind,
+        normalize=parts.pooling.normalize,
     )
 
 

@@ -15,6 +15,7 @@ from octavo.core.request import Request
 from octavo.decoding.output import OutputProcessor
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
+from octavo.models.pooling import Pooling
 from octavo.serve.links.api_side import ApiSide
 from octavo.serve.links.messages import (
     EngineFacts,
@@ -86,6 +87,16 @@ class RemoteEngine:
     def vocab_size(self) -> int:
         """Token ids lie in [0, vocab_size)."""
         return self.facts.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """Values of a pooled state."""
+        return self.facts.hidden_size
+
+    @property
+    def pooling(self) -> Pooling:
+        """How texts become vectors, unless a request says otherwise."""
+        return Pooling(self.facts.pooling, self.facts.normalize)
 
     async def generate(
         self,
