@@ -288,6 +288,7 @@ def test_the_operator_drains_by_a_socket_of_their_own(tmp_path: Path) -> None:
         for route in ("/drain", "/state", "/resume", "/log_level"):
             assert (await public.post(route)).status_code == 404
         assert (await admin.post("/flush_cache")).status_code == 200 and engine.flushes == 1
+        check_error(await admin.post("/model", json={"model": "other"}), 400, "model")
         assert (await admin.post("/drain")).json()["draining"] is True
         assert (await public.get("/health/ready")).status_code == 503
         assert (await public.get("/health/live")).status_code == 200

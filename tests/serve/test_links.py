@@ -417,6 +417,75 @@ def test_what_cannot_start_says_why_and_what_never_starts_is_given_up() -> None:
     assert ended[0].code == 1
 
 
+def test_what_an_operator_has_set_is_told_to_the_next_front_end() -> None:
+    plan, seats = served()
+    orders = m.Orders(True, "error")
+    plan.heard(seats["api-0"], orders, 2.0)
+    plan.exited(seats["api-0"], -9, 3.0)
+    plan.actions = [action for action in plan.actions if isinstance(action, Start)]
+    api = started(plan)["api-0"]
+    plan.heard(api, m.Beat(), 4.0)
+    assert plan.actions[0] == Tell(api, orders) and isinstance(plan.actions[1].message, m.Up)
+
+
+def replaced(plan: Supervision, seats: dict[str, int]) -> dict[str, int]:
+    """Another model is asked for: who was there ends, and who begins."""
+    plan.heard(seats["api-0"], m.Replace("other"), 5.0)
+    assert plan.actions == [Tell(seats["engine"], m.Drain()), Tell(seats["api-0"], m.Drain())]
+    plan.actions.clear()
+    plan.exited(seats["engine"], 0, 6.0)
+    engine = started(plan)
+    plan.heard(engine["engine"], m.Ready(FACTS, "there"), 6.5)
+    assert not plan.actions  # the front end that is about to end is not told of it
+    plan.exited(seats["api-0"], 0, 7.0)
+    return {**engine, **started(plan)}
+
+
+def test_another_model_is_loaded_by_others() -> None:
+    plan, seats = served()
+    replaced(plan, seats)
+    assert plan.model == "other" and plan._former is None
+
+
+def started_with(plan: Supervision) -> list[tuple[str, str]]:
+    """Who is started, with which model."""
+    found = [(action.seat, action.model) for action in plan.actions if isinstance(action, Start)]
+    plan.actions = [action for action in plan.actions if not isinstance(action, Start)]
+    return found
+
+
+@pytest.mark.parametrize("problem", [None, m.Failed("model", "other", "is too large"), m.Failed("", None, "broken")])
+def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(problem: m.Failed | None) -> None:
+    plan, seats = served()
+    plan.heard(seats["api-0"], m.Orders(False, "info"), 4.0)
+    plan.heard(seats["api-0"], m.Replace("other"), 5.0)
+    for seat in ("api-0", "engine"):
+        plan.exited(seats[seat], 0, 6.0)
+    assert sorted(started_with(plan)) == [("api-0", "other"), ("engine", "other")]
+    api, engine = plan._apis[0].epoch, plan._engine.epoch
+    plan.heard(api, m.Beat(), 6.0)
+    plan.actions.clear()
+    if problem is not None:
+        plan.heard(engine, problem, 7.0)
+    plan.exited(engine, 2, 7.0)
+    said = [action.message for action in plan.actions if isinstance(action, Tell)]
+    (told,) = [message for message in said if isinstance(message, m.Orders)]
+    assert told.log_level == "info" and (problem.remedy if problem else "died") in told.problem
+    assert started_with(plan) == [("engine", "")]
+    plan.heard(plan._engine.epoch, m.Ready(FACTS, "there"), 8.0)
+    plan.heard(api, m.Ready(), 8.0)
+    assert plan.is_serving and plan.orders.problem
+
+
+def test_no_model_is_replaced_while_somebody_is_away() -> None:
+    plan, seats = served()
+    plan.exited(seats["engine"], -9, 2.0)
+    plan.actions.clear()
+    plan.heard(seats["api-0"], m.Replace("other"), 3.0)
+    (told,) = plan.actions
+    assert isinstance(told, Tell) and "later" in told.message.problem and plan.model == ""
+
+
 def test_a_drain_ends_the_front_ends_first_and_a_second_one_everybody() -> None:
     plan, seats = served()
     plan.drain(5.0)

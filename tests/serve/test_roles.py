@@ -391,3 +391,39 @@ def test_what_is_not_there_is_refused_by_name(flags: list[str], remedy: str) -> 
     command = [sys.executable, "-m", "octavo", "serve", "--port", "0", *flags]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 2 and remedy in found.stderr and "Traceback" not in found.stderr
+
+
+def operator(path: Path) -> Callable[..., Any]:
+    """Asks the operator's socket; None while nobody is there."""
+
+    def ask(method: str, route: str, **values: Any) -> Any:
+        with suppress(httpx.TransportError), httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            return client.request(method, f"http://admin{route}", **({"json": values} if values else {})).json()
+        return None
+
+    return ask
+
+
+def test_what_the_operator_sets_outlives_a_front_end_and_another_model_takes_the_place_of_one(tmp_path: Path) -> None:
+    path, other = tmp_path / "admin", tmp_path / "other.json"
+    other.write_text(Path(TINY).read_text().replace("tiny-llama", "tiny-other"))
+    ask = operator(path)
+    with live_server(*COMPACT, "--admin-socket", str(path)) as server:
+        ask("POST", "/log_level", level="error")
+        assert ask("POST", "/drain")["draining"]
+        front = children(server.process.pid)["api-0"]
+        os.kill(front, signal.SIGKILL)
+        state = until(lambda: ask("GET", "/state"))
+        assert state["draining"] and state["log_level"] == "error"
+        before = ask("POST", "/resume")["model"]
+        assert ask("POST", "/model", model=str(other))["replacing"] == str(other)
+        after = until(lambda: (found := ask("GET", "/state")) and not found["replacing"] and found)
+        assert after["problem"] is None and after["log_level"] == "error"
+        assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == after["model"] != before
+        ask("POST", "/model", model=str(tmp_path / "nowhere.json"))
+        failed = until(lambda: (found := ask("GET", "/state")) and found["problem"] and found)
+        assert "nowhere" in failed["problem"]
+        until(lambda: httpx.get(f"{server.url}/health/ready").status_code == 200)
+        assert ask("GET", "/state")["model"] == after["model"]
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=30)
+        assert answer.status_code == 200, answer.text

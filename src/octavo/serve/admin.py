@@ -6,8 +6,8 @@ curl --unix-socket PATH -X POST http://admin/drain
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,19 +19,30 @@ from starlette.routing import Route
 
 from octavo.serve.config import LOG_LEVELS, ServeConfig
 from octavo.serve.dialects import json_response
-from octavo.serve.errors import invalid
+from octavo.serve.errors import ApiError, invalid
 from octavo.serve.front import Front
 from octavo.serve.http import HttpServer, uvicorn_config
 from octavo.serve.known_names import Names
+from octavo.serve.logs import level_name, set_level
 from octavo.serve.operator_socket import operator_socket
 
 __all__ = ["admin_app", "admin_listener"]
+
+
+_LONGEST_NAME = 4096
+_LOOK = 0.05  # seconds between looks whether somebody is inside
 
 
 class LogLevelRequest(msgspec.Struct):
     """Body of `/log_level`."""
 
     level: str
+
+
+class ModelRequest(msgspec.Struct):
+    """Body of `/model`."""
+
+    model: str
 
 
 def admin_app(front: Front) -> Starlette:
@@ -43,6 +54,7 @@ def admin_app(front: Front) -> Starlette:
         ("/resume", "POST", admin.resume),
         ("/log_level", "POST", admin.log_level),
         ("/flush_cache", "POST", admin.flush_cache),
+        ("/model", "POST", admin.model),
     ]
     return Starlette(routes=[Route(path, front.answered(call), methods=[method]) for path, method, call in table])
 
@@ -55,16 +67,19 @@ class _Admin:
         """GET /state: who is inside, and whether new requests are taken."""
         front = self._front
         told = {"model": front.model, "draining": front.draining, "running": len(front.ledger)}
-        return json_response({**told, "log_level": logging.getLevelName(logging.getLogger().level).lower()})
+        other = {"replacing": front.replacing or None, "problem": front.problem or None}
+        return json_response({**told, **other, "log_level": level_name()})
 
     async def drain(self, http: Request) -> Response:
         """POST /drain: take no new requests; those inside go on to their end."""
         self._front.draining = True
+        self._front.on_orders()
         return await self.state(http)
 
     async def resume(self, http: Request) -> Response:
         """POST /resume: take new requests again."""
         self._front.draining = False
+        self._front.on_orders()
         return await self.state(http)
 
     async def flush_cache(self, http: Request) -> Response:
@@ -73,12 +88,38 @@ class _Admin:
         self._front.engine.flush_cache()
         return await self.state(http)
 
+    async def model(self, http: Request) -> Response:
+        """POST /model: ``{"model"}`` is loaded once nobody is inside; the state tells what came of it."""
+        front = self._front
+        asked, _ = await front.body(http, ModelRequest, Names())
+        if front.replace is None:
+            remedy = "start the server again with the other model, or with --layout compact to replace it while it runs"
+            raise invalid("model", f"server and model are one process here; {remedy}")
+        if not 1 <= len(asked.model) <= _LONGEST_NAME or "\0" in asked.model:
+            raise invalid("model", f"must have 1 to {_LONGEST_NAME} characters")
+        if front.replacing:
+            raise ApiError(
+                409, f"{front.replacing} is about to be loaded; wait for what comes of it.", code="replacing"
+            )
+        front.replacing, front.problem = asked.model, ""
+        front.spawn(self._replace(front.replace, asked.model))
+        return await self.state(http)
+
+    async def _replace(self, replace: Callable[[str], None], model: str) -> None:
+        """Wait until nobody is inside, as long as a request may take, and have the model replaced."""
+        front, until = self._front, time.monotonic() + self._front.config.request_timeout
+        while len(front.ledger) and time.monotonic() < until:
+            await asyncio.sleep(_LOOK)
+        front.cut()
+        replace(model)
+
     async def log_level(self, http: Request) -> Response:
         """POST /log_level: ``{"level"}``."""
         asked, _ = await self._front.body(http, LogLevelRequest, Names())
         if asked.level not in LOG_LEVELS:
             raise invalid("level", "must be one of " + ", ".join(LOG_LEVELS))
-        logging.getLogger().setLevel(5 if asked.level == "trace" else asked.level.upper())
+        set_level(asked.level)
+        self._front.on_orders()
         return await self.state(http)
 
 

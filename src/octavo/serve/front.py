@@ -112,7 +112,11 @@ class Front:
         self.ledger = Ledger()
         self.quotas = Quotas()
         self.tracing = tracing_to(config.otlp_endpoint, self.model)
-        self.draining = False
+        self.draining = False  # by the operator
+        self.replacing = ""  # another model, which is about to be loaded
+        self.problem = ""  # why the last one that was to be loaded is not here
+        self.on_orders: Callable[[], None] = lambda: None  # the operator has set something
+        self.replace: Callable[[str], None] | None = None  # load another model; None: it cannot be done here
         self._leaving = math.inf  # when the server began to stop
         self.started = int(time.time())
         self.watchers: set[asyncio.Event] = set()  # of the live view; set: it ends
@@ -238,7 +242,7 @@ class Front:
 
     def refuses_now(self) -> str | None:
         """Why a small request of nobody in particular would not be let in now; None if it would."""
-        if self.draining or self._leaving < math.inf:
+        if self.draining or self.replacing or self._leaving < math.inf:
             return _DRAINING
         refusal = self.admission.refusal(Ask("", 1))
         return None if refusal is None else refusal.message
@@ -276,7 +280,7 @@ class Front:
             raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
         if order.body.priority and "priority" not in self.policy.split(","):
             note(order.warnings, "priority", _NO_PRIORITY)
-        if self.draining or http.scope[_ARRIVED] > self._leaving:
+        if self.draining or self.replacing or http.scope[_ARRIVED] > self._leaving:
             raise ApiError(503, _DRAINING, code="draining", headers={"Retry-After": "5"})
         request_id, tenant, key = request_id_of(http, order.body.request_id), self.tenant(http), http.scope.get(KEY)
         is_bulk = BULK in http.scope

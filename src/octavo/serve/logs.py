@@ -11,9 +11,10 @@ from typing import Any, TextIO
 
 from octavo.serve.config import ServeConfig
 
-__all__ = ["JsonFormatter", "lines_dropped", "log_request", "set_up_logging"]
+__all__ = ["JsonFormatter", "level_name", "lines_dropped", "log_request", "set_level", "set_up_logging"]
 
 _requests = logging.getLogger("octavo.requests")
+_TRACE = 5  # uvicorn's
 _UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 
 
@@ -50,6 +51,17 @@ class _Handler(logging.StreamHandler[TextIO]):
             _Handler.dropped += 1
         else:
             super().handleError(record)
+
+
+def set_level(level: str) -> None:
+    """What is logged from now on: one of ``LOG_LEVELS``."""
+    logging.getLogger().setLevel(_TRACE if level == "trace" else level.upper())
+
+
+def level_name() -> str:
+    """What is logged now."""
+    level = logging.getLogger().level
+    return "trace" if level == _TRACE else logging.getLevelName(level).lower()
 
 
 def lines_dropped() -> int:

@@ -27,9 +27,9 @@ from octavo.tokenizers.base import TokenizerTraits
 __all__ = [
     "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "MAX_ORPHANS", "REQUEST_END", "TOKEN", "ApiHello", "Beat", "Cancel",
     "Drain", "EngineFacts", "Event", "Explain", "Explained", "Failed", "Flush", "FromEngine", "FromText", "Gone",
-    "Join", "Joined", "Left", "Link", "Look", "Orphaned", "ProtocolError", "Read", "Ready", "Refused", "Route", "Seen",
-    "Shed", "Shown", "Stats", "Step", "Stop", "Submit", "Texts", "ToChild", "ToEngine", "ToSupervisor", "ToText",
-    "Up", "ends_of", "pack_logprobs", "relayed", "unpack_logprobs",
+    "Join", "Joined", "Left", "Link", "Look", "Orders", "Orphaned", "ProtocolError", "Read", "Ready", "Refused",
+    "Replace", "Route", "Seen", "Shed", "Shown", "Stats", "Step", "Stop", "Submit", "Texts", "ToChild", "ToEngine",
+    "ToSupervisor", "ToText", "Up", "ends_of", "pack_logprobs", "relayed", "unpack_logprobs",
 ]  # fmt: skip
 
 VERSION = 3
@@ -300,8 +300,22 @@ class Drain(_Message, tag=45):
     """Finish what is open, take nothing new, end. Told again: end now."""
 
 
-ToSupervisor = Ready | Failed | Beat
-ToChild = Up | Gone | Drain
+class Orders(_Message, tag=46):
+    """What the operator has set, for the front ends to come; ``problem``: why another model could not be loaded."""
+
+    draining: bool = False
+    log_level: _Text = ""  # empty: as configured
+    problem: _Text = ""
+
+
+class Replace(_Message, tag=47):
+    """Nothing is open any more: load another model, or, if that fails, the one that there was."""
+
+    model: _Text
+
+
+ToSupervisor = Ready | Failed | Beat | Orders | Replace
+ToChild = Up | Gone | Drain | Orders
 
 _Out = TypeVar("_Out")
 _In = TypeVar("_In")

@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from octavo.serve.links.messages import Beat, Drain, EngineFacts, Failed, Gone, Ready, ToChild, Up
+from octavo.serve.links.messages import (
+    Drain,
+    EngineFacts,
+    Failed,
+    Gone,
+    Orders,
+    Ready,
+    Replace,
+    ToChild,
+    ToSupervisor,
+    Up,
+)
 
 __all__ = ["ENGINE", "End", "Kill", "Rules", "Start", "Supervision", "Tell"]
 
@@ -41,6 +52,7 @@ class Start:
 
     seat: str
     epoch: int
+    model: str = ""  # another one than the configured
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,9 @@ class Supervision:
         self._backs += [_Seat(f"{TOKENIZER}-{i}") for i in range(self.tokenizers)]
         self._epoch = 0
         self._draining = self._ended = False
+        self.orders = Orders()  # of the operator
+        self.model = ""  # that engines load; empty: the configured one
+        self._former: str | None = None  # the one before, until it has been loaded
 
     @property
     def is_serving(self) -> bool:
@@ -156,7 +171,7 @@ class Supervision:
             if seat.heard is not None:
                 seat.heard = now
 
-    def heard(self, epoch: int, message: Ready | Failed | Beat, now: float) -> None:
+    def heard(self, epoch: int, message: ToSupervisor, now: float) -> None:
         """A process has spoken. The dead are not heard."""
         seat = next((seat for seat in self._seats if seat.epoch == epoch and epoch), None)
         if seat is None or seat.killed:
@@ -166,7 +181,12 @@ class Supervision:
             seat.problem = message
         elif isinstance(message, Ready) and seat.state == "starting":
             self._ready(seat, message, now)
+        elif isinstance(message, Orders):
+            self.orders = Orders(message.draining, message.log_level, self.orders.problem)
+        elif isinstance(message, Replace):
+            self._replace(message.model, now)
         if first:
+            self._tell_orders(seat)
             for other in self._seats:
                 if other.state == "ready" and other is not seat:
                     self._introduce(other, seat)
@@ -186,6 +206,8 @@ class Supervision:
         seat.failures = 0 if good else seat.failures + 1
         seat.false_starts = seat.false_starts + 1 if state == "starting" else 0
         seat.due = now + self._pause(seat.failures)
+        if seat is self._engine and state == "starting" and self._former is not None:
+            self._go_back(now)
         if seat.false_starts >= self.rules.most_false_starts and not self._draining:
             self._end(1, seat.problem)
         self.tick(now)
@@ -205,6 +227,35 @@ class Supervision:
             elif seat.epoch:
                 self._kill(seat)  # it has not let anybody in
         self._go_on_draining(now)
+
+    # -- another model
+
+    def _replace(self, model: str, now: float) -> None:
+        """Everybody ends, and begins again with another model."""
+        if self._draining or self._ended or not self.is_serving:
+            self._tell_problem("the server is not up as a whole now; try again later")
+            return
+        self._former, self.model = self.model, model
+        for seat in self._seats:
+            seat.state, seat.began = "draining", now
+            self.actions.append(Tell(seat.epoch, Drain()))
+
+    def _go_back(self, now: float) -> None:
+        """The model cannot be loaded: the former one is loaded again, and the operator is told."""
+        engine, why = self._engine, self._engine.problem
+        self.model, self._former = self._former or "", None
+        engine.due, engine.false_starts, engine.failures, engine.problem = now, 0, 0, None
+        self._tell_problem("the engine has died" if why is None else f"{why.field} {why.value}: {why.remedy}".strip())
+
+    def _tell_problem(self, problem: str) -> None:
+        self.orders = Orders(self.orders.draining, self.orders.log_level, problem[:4000])
+        for api in self._apis:
+            if api.hears:
+                self._tell_orders(api)
+
+    def _tell_orders(self, seat: _Seat) -> None:
+        if seat.role == API and self.orders != Orders():
+            self.actions.append(Tell(seat.epoch, self.orders))
 
     # -- inside
 
@@ -227,7 +278,7 @@ class Supervision:
     def _start(self, seat: _Seat, now: float) -> None:
         self._epoch += 1
         seat.epoch, seat.state, seat.began, seat.killed = self._epoch, "starting", now, False
-        self.actions.append(Start(seat.name, seat.epoch))
+        self.actions.append(Start(seat.name, seat.epoch, self.model))
 
     def _kill(self, seat: _Seat) -> None:
         seat.killed = True
@@ -236,13 +287,16 @@ class Supervision:
     def _ready(self, seat: _Seat, message: Ready, now: float) -> None:
         seat.state, seat.began, seat.was_ready, seat.problem = "ready", now, True, None
         seat.facts, seat.address, seat.false_starts = message.facts, message.address, 0
+        if seat is self._engine and self._former is not None:
+            self._former, self.orders = None, Orders(self.orders.draining, self.orders.log_level)
         for other in self._seats:
             if other.hears and other is not seat:
                 self._introduce(seat, other)
 
     def _introduce(self, seat: _Seat, other: _Seat) -> None:
         """Tell a process of one that serves, if it has to do with it."""
-        if seat.role in _MEETS[other.role]:
+        leaves = other.state == "draining" and not self._draining  # its model is not this one
+        if seat.role in _MEETS[other.role] and not leaves:
             self.actions.append(Tell(other.epoch, Up(seat.name, seat.epoch, seat.address, seat.facts)))
 
     def _tell_of_death(self, seat: _Seat, epoch: int) -> None:

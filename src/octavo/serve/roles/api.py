@@ -17,6 +17,7 @@ from octavo.core.errors import OctavoError
 from octavo.engine.loader import load_tokenizer, seed_source
 from octavo.serve.app import create_app
 from octavo.serve.errors import ApiError
+from octavo.serve.front import Front
 from octavo.serve.http import HttpServer, run_loop, uvicorn_config
 from octavo.serve.links.asker import Answered, Ask, Asker
 from octavo.serve.links.messages import (
@@ -28,7 +29,9 @@ from octavo.serve.links.messages import (
     FromText,
     Gone,
     Link,
+    Orders,
     Ready,
+    Replace,
     Route,
     Step,
     ToEngine,
@@ -36,6 +39,7 @@ from octavo.serve.links.messages import (
 )
 from octavo.serve.links.supervision import DETOKENIZER, ENGINE, TOKENIZER
 from octavo.serve.links.told_words import ToldTokenizer
+from octavo.serve.logs import level_name, set_level
 from octavo.serve.roles.child import Child
 from octavo.serve.roles.remote import RemoteEngine
 from octavo.serve.roles.sockets import LoopSocket, connected
@@ -61,6 +65,8 @@ class _FrontEnd:
         self._tasks: dict[int, asyncio.Future[Any]] = {}  # that tokenizers have, by number
         self.engine: RemoteEngine | None = None
         self.server: HttpServer | None = None
+        self._front: Front | None = None
+        self._orders = Orders()
         self._known: asyncio.Future[EngineFacts] | None = None
         self._beginning: asyncio.Task[Any] | None = None  # until clients are let in
         self._wires: dict[str, _Wire] = {}  # to who serves, by seat
@@ -106,6 +112,10 @@ class _FrontEnd:
             elsewhere=self._work if settings.is_full else None,
         )
         self.engine.on_orphans = app.state.front.orphaned
+        self._front = app.state.front
+        self._front.on_orders = lambda: control.send(self.child.link.pack(self._given(), self.child.epoch))
+        self._front.replace = lambda model: control.send(self.child.link.pack(Replace(model), self.child.epoch))
+        self._obey()
         self.server = HttpServer(uvicorn_config(app, settings.server))
         gc.collect()
         gc.freeze()
@@ -139,12 +149,27 @@ class _FrontEnd:
         message = None if found is None else found[1]
         if isinstance(message, Up):
             self._up(message)
+        elif isinstance(message, Orders):
+            self._orders = message
+            self._obey()
         elif isinstance(message, Gone):
             self._gone(message)
         elif isinstance(message, Drain) and self._beginning is not None:
             self._beginning.cancel()
         elif isinstance(message, Drain) and self.server is not None:
             self.server.stop()
+
+    def _given(self) -> Orders:
+        """What the operator has set here."""
+        return Orders(self._front is not None and self._front.draining, level_name())
+
+    def _obey(self) -> None:
+        """Set what the operator had set before."""
+        if self._orders.log_level:
+            set_level(self._orders.log_level)
+        if self._front is not None:
+            self._front.draining, self._front.problem = self._orders.draining, self._orders.problem
+            self._front.replacing = ""
 
     def _up(self, up: Up) -> None:
         """Somebody serves: connect."""

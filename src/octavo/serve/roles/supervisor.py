@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -75,11 +75,12 @@ class _Shop:
     listener: socket.socket
     folder: Path
 
-    def start(self, seat: str, epoch: int) -> subprocess.Popen[bytes]:
+    def start(self, seat: str, epoch: int, model: str) -> subprocess.Popen[bytes]:
         """Start a process for a seat; its standard input ends when this process does."""
         takes_clients = seat.startswith(API)
         descriptor = self.listener.fileno() if takes_clients else -1
-        settings = Settings(seat, epoch, str(self.folder), self.engine, self.config, descriptor)
+        engine = replace(self.engine, model=model) if model else self.engine
+        settings = Settings(seat, epoch, str(self.folder), engine, self.config, descriptor)
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, f"octavo-{seat}", *map(os.path.abspath, sys.path)],
             stdin=subprocess.PIPE,
@@ -160,7 +161,7 @@ class _Supervisor:
 
     def _start(self, action: Start) -> None:
         try:
-            self._children[action.epoch] = self.shop.start(action.seat, action.epoch)
+            self._children[action.epoch] = self.shop.start(action.seat, action.epoch, action.model)
         except OSError as error:  # no memory, no more processes: what there is later
             complain(f"{action.seat} cannot be started: {error.strerror or error}")
             self.plan.exited(action.epoch, 1, time.monotonic())
