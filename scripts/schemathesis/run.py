@@ -40,13 +40,14 @@ def main() -> int:
     """Run until there were enough cases; the number of runs that found something."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--examples", type=int, default=350, help="for each operation in one run")
+    parser.add_argument("--examples", type=int, default=500, help="for each operation in one run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default=".", help="a pattern of paths")
     parser.add_argument("--program", type=Path, default=Path(sys.executable).with_name("schemathesis"))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     counts: Counter[str] = Counter()
+    found: list[str] = []
     begun, slowest, failed, seed = time.monotonic(), 0.0, 0, options.seed
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -55,13 +56,15 @@ def main() -> int:
                 phases = "coverage,fuzzing" if seed == options.seed else "fuzzing"
                 told, ended = run(options, server.url, folder, phases, seed)
                 counts.update(told["counts"])
+                found += told["found"]
                 slowest, failed = max(slowest, told["slowest"]), failed + bool(ended)
                 print(f"seed {seed}: {sum(counts.values())} cases, {time.monotonic() - begun:.0f} s", flush=True)
                 seed += 1
             still_serves(server.url)
     result = summary(counts, slowest, time.monotonic() - begun, options.program, seed - options.seed)
+    result["found"] = found
     print(json.dumps(result, indent=1))
-    if options.write and not failed:
+    if options.write:
         RESULT.write_text(json.dumps(result, indent=1) + "\n")
     return failed
 
@@ -83,7 +86,17 @@ def run(options: Any, url: str, folder: Path, phases: str, seed: int) -> tuple[d
     command += ["--continue-on-failure", "--no-shrink", "--report", "ndjson", "--report-ndjson-path", "told.ndjson"]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "counted", "PYTHONPATH": str(HERE), "COUNTS": str(file)}
     done = subprocess.run(command, env=environment, cwd=folder)
-    return json.loads(file.read_text()), done.returncode
+    return {**json.loads(file.read_text()), "found": findings(folder / "told.ndjson")}, done.returncode
+
+
+def findings(report: Path) -> list[str]:
+    """Each check that failed, once for each operation."""
+    found = set()
+    for line in report.read_text().splitlines():
+        for checks in json.loads(line).get("ScenarioFinished", {}).get("recorder", {}).get("checks", {}).values():
+            bad = [check for check in checks if check["status"] == "failure"]
+            found |= {f"{check['name']}: {check['failure_info']['failure']['operation']}" for check in bad}
+    return sorted(found)
 
 
 def still_serves(url: str) -> None:

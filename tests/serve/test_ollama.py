@@ -122,6 +122,7 @@ def test_what_there_is() -> None:
     assert shown.modelinfo["octavo.context_length"] == 512
     assert send(app, "GET", "/api/version").json()["version"] == send(app, "GET", "/version").json()["version"]
     assert send(app, "POST", "/api/show", json={"name": "other"}).status_code == 404
+    assert send(app, "POST", "/api/show", json={"model": ""}).status_code == 404
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -183,7 +183,7 @@ class _Ollama:
         """POST /api/show: what is known about a model."""
         front = self._front
         asked, warnings = await front.body(http, ShowRequest, SHOW)
-        front.check_model(plain_name(asked.model or asked.name))
+        front.check_model(plain_name(asked.name if asked.model is None else asked.model))
         info = {"general.name": front.engine.model_name, "octavo.context_length": front.engine.max_seq_len}
         template = template_of(front.engine.tokenizer).source
         told = {
