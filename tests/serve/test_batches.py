@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx2
 import openai
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import HIDDEN, FakeEngine
 from hypothesis import given
 from hypothesis import strategies as st
 from serve_http import CHAT, check_error, make_app, send, send_all
@@ -28,6 +28,7 @@ from octavo.serve.batches.lines import body_of, read_lines
 from octavo.serve.errors import ApiError
 
 _Result = TypeVar("_Result")
+VECTORS: Any = "/v1/embeddings"
 OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 
 
@@ -118,7 +119,13 @@ def test_a_batch_is_answered_as_online(place: str) -> None:
 def test_every_endpoint_runs_and_a_line_is_no_stream(place: str) -> None:
     async def calls(client: openai.AsyncOpenAI) -> Any:
         found = {}
-        for url, more in (("/v1/completions", {}), ("/v1/responses", {"input": "a"}), (CHAT, {"stream": True})):
+        asked = {
+            "/v1/completions": {},
+            "/v1/responses": {"input": "a"},
+            CHAT: {"stream": True},
+            VECTORS: {"input": "a"},
+        }
+        for url, more in asked.items():
             batch = await over(client, await made(client, text_of(line("a", url=url, **more)), url))
             found[url] = batch, await lines_of(client, batch.output_file_id or batch.error_file_id)
         return found
@@ -127,6 +134,8 @@ def test_every_endpoint_runs_and_a_line_is_no_stream(place: str) -> None:
     assert found["/v1/completions"][1]["a"]["response"]["body"]["object"] == "text_completion"
     assert found["/v1/responses"][1]["a"]["response"]["status_code"] in (200, 400)
     assert found[CHAT][0].request_counts.failed == 1
+    assert len(found[VECTORS][1]["a"]["response"]["body"]["data"][0]["embedding"]) == HIDDEN
+    assert found[VECTORS][0].usage.total_tokens == 1
 
 
 BAD = {
