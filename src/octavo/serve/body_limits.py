@@ -19,7 +19,7 @@ _Limits = dict[str, _Json]  # JSON type -> what its schema says in addition; "an
 
 def limited(schema: _Json, front: Front, needs: Collection[str] = ()) -> _Json:
     """The schema of a body's type, each parameter with the limits of its name; what it ``needs`` is not empty."""
-    limits = {**_ranges(), **_of_server(front), **_of_texts(front), **_of_ids(front)}
+    limits = {**_ranges(), **_of_server(front), **_of_texts(front, needs), **_of_ids(front)}
     for name in needs:
         more = limits.get(name, {})
         limits[name] = {**more, **{kind: {**more.get(kind, {}), **filled} for kind, filled in _FILLED.items()}}
@@ -64,12 +64,12 @@ def _of_server(front: Front) -> dict[str, _Limits]:
         "cache_salt": {"string": {"minLength": 1, "maxLength": 128}},
         "dimensions": _range(1, front.engine.hidden_size),
         "pooling": {"string": {"enum": list(POOLINGS)}},
-        "top_n": _range(0, config.max_inputs),
+        "top_n": {"integer": {"minimum": 0}},
         "documents": {"array": {"maxItems": config.max_inputs - 1}},
     }
 
 
-def _of_texts(front: Front) -> dict[str, _Limits]:
+def _of_texts(front: Front, needs: Collection[str]) -> dict[str, _Limits]:
     """Of texts and conversations."""
     config, text = front.config, {"maxLength": longest_prompt(front.engine, front.config)}
     stop = {"minLength": 1, "maxLength": config.max_stop_chars}
@@ -82,10 +82,10 @@ def _of_texts(front: Front) -> dict[str, _Limits]:
         "input": {
             "string": text,
             "array": {"items": _turn("input_text", "output_text", "text")},
-            "any": _prompts(front, text, config.max_inputs),
+            "any": _prompts(front, text, config.max_inputs, "input" in needs),
         },
         "system": {"array": {"items": _part("text")}},
-        "prompt": {"string": text, "any": _prompts(front, text, config.max_prompts)},
+        "prompt": {"string": text, "any": _prompts(front, text, config.max_prompts, "prompt" in needs)},
         "chat_template_kwargs": {"object": variables},
     }
 
@@ -108,13 +108,14 @@ def _of_ids(front: Front) -> dict[str, _Limits]:
     return {**lists, "tokens": {"array": {"items": one}}, "logit_bias": {"object": bias}}
 
 
-def _prompts(front: Front, text: _Json, most: int) -> _Json:
-    """One prompt or several, each a text or token ids."""
+def _prompts(front: Front, text: _Json, most: int, needed: bool) -> _Json:
+    """One prompt or several, each a text or token ids; or none."""
     one = {"type": "integer", "minimum": 0, "maximum": front.engine.vocab_size - 1}
-    ids = {"type": "array", "items": one, "minItems": 1, "maxItems": front.engine.max_seq_len}
+    ids = {"type": "array", "items": one, "minItems": int(needed), "maxItems": front.engine.max_seq_len}
     texts = {"type": "string", **text}
-    several = {"type": "array", "minItems": 1, "maxItems": most}
-    return {"anyOf": [texts, ids, {**several, "items": texts}, {**several, "items": ids}]}
+    several = {"type": "array", "minItems": int(needed), "maxItems": most}
+    nothing = [] if needed else [{"type": "null"}]
+    return {"anyOf": [texts, ids, {**several, "items": texts}, {**several, "items": ids}, *nothing]}
 
 
 def _part(*kinds: str) -> _Json:
