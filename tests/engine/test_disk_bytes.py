@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 from engine_harness import Collector, alone, assert_idle, make_request, pages_for, run_to_end, tiny_parts
 from test_swap_bytes import PARAMS, PROMPTS
 
+from octavo.backends.host_pages import HostPages
+from octavo.backends.null_backend import NullBackend, NullPool
+from octavo.core.batch import PageCopy, ScheduleDecision
 from octavo.core.errors import InvalidInput
 from octavo.core.scheduler import SchedulerConfig
 from octavo.engine.config import EngineConfig
@@ -20,6 +24,7 @@ from octavo.engine.disk_pages import DiskPages
 from octavo.engine.loader import load_engine
 from octavo.engine.parts import build_core
 from octavo.engine.stats import engine_stats, tier_stats
+from octavo.engine.tiers import Tiers
 from octavo.serve.metric_table import METRICS
 
 FIXTURE = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
@@ -200,3 +205,17 @@ def test_what_was_flushed_is_not_there_after_a_crash(cores: Any, tmp_path: Path)
     core.tiers.disk._writer.join()
     core.tiers.disk._files.close()
     assert cores().tiers.disk.found == []
+
+
+def test_a_page_that_is_wanted_in_two_places_comes_to_both(tmp_path: Path) -> None:
+    pool, host = NullPool(8, 4), HostPages(2, 32)
+    disk = DiskPages(str(tmp_path / "kv"), 4, 32, b"", wait_s=5.0, say=lambda line: None)
+    tiers = Tiers(NullBackend(), pool, host, disk, lambda: 0.0)
+    out = ScheduleDecision("", 1, swap_outs=(PageCopy(0, 0), PageCopy(1, 1)))
+    pool.hashes[:8] = array("Q", range(1, 9))
+    tiers.swap(out)
+    tiers.swap(ScheduleDecision("", 2, sinks=(PageCopy(0, 2), PageCopy(1, 3))))
+    twice = [PageCopy(source, target) for target, source in enumerate((2, 3, 2, 0, 1, 0), 2)]
+    tiers.swap(ScheduleDecision("", 3, swap_ins=tuple(twice)))
+    assert list(pool.hashes[8:]) == [*range(1, 9), *range(1, 5), *range(1, 5), *range(5, 9), *range(1, 5)]
+    disk.close(())

@@ -59,7 +59,10 @@ class Tiers:
     def _return(self, ins: Pairs) -> None:
         first = self.host.num_pages
         in_memory = [pair for pair in ins if pair[0] < first]
-        on_disk = {source - first: target for source, target in ins if source >= first}
+        on_disk: dict[int, list[int]] = {}  # a page may be wanted in several places
+        for source, target in ins:
+            if source >= first:
+                on_disk.setdefault(source - first, []).append(target)
         if in_memory:
             self._timed("host", len(in_memory), self._from_memory, in_memory)
         if on_disk:
@@ -80,11 +83,12 @@ class Tiers:
             raise
         self.pages_in += len(pairs)
 
-    def _from_disk(self, targets: dict[int, int]) -> None:
+    def _from_disk(self, targets: dict[int, list[int]]) -> None:
         if self.disk is None:
             raise CorruptPages([page + self.host.num_pages for page in targets], "there is no disk tier")
         try:
             for page, data in self.disk.read(list(targets)):
-                self.pool.load_page(targets[page], memoryview(data))
+                for target in targets[page]:
+                    self.pool.load_page(target, memoryview(data))
         except CorruptPages as error:
             raise CorruptPages([page + self.host.num_pages for page in error.pages], str(error)) from None
