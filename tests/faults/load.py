@@ -18,8 +18,10 @@ from typing import Any
 
 from octavo.backends.null_backend import null_tokens
 
-VOCAB, EOS = 56, (2,)  # of fixtures/tiny_model.json
+VOCAB, EOS = 56, (2,)  # of fixtures/tiny_model.json, and of smollm2 but for the vocabulary
 LETTERS = range(4, 30)  # token ids that are letters
+Address = tuple[str, int, int]  # host, port, and how many tokens its model knows
+FLAGS = {"ignore_eos": True, "stream": True, "return_token_ids": True}
 
 
 @dataclass
@@ -39,21 +41,13 @@ def body_of(dice: random.Random, **more: Any) -> dict[str, Any]:
     own = [dice.choice(LETTERS) for _ in range(dice.randrange(1, 24))]
     prompt = [1, *shared, *own] if dice.random() < 0.5 else [1, *own]
     drawn = {"temperature": 0.0} if dice.random() < 0.5 else {"temperature": 1.0, "seed": dice.randrange(1 << 30)}
-    return {
-        "prompt": prompt,
-        "max_tokens": dice.randrange(20, 70),
-        **drawn,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-        **more,
-    }
+    return {"prompt": prompt, "max_tokens": dice.randrange(20, 70), **drawn, **FLAGS, **more}
 
 
-def foretold(body: dict[str, Any]) -> list[int]:
+def foretold(body: dict[str, Any], vocab: int = VOCAB) -> list[int]:
     """The tokens of a request."""
     seed = None if body.get("temperature") == 0.0 else body["seed"]
-    return list(islice(null_tokens(body["prompt"], VOCAB, EOS, seed), body["max_tokens"]))
+    return list(islice(null_tokens(body["prompt"], vocab, EOS, seed), body["max_tokens"]))
 
 
 def head_of(path: str, body: bytes, host: str = "localhost", method: str = "POST") -> bytes:
@@ -62,7 +56,7 @@ def head_of(path: str, body: bytes, host: str = "localhost", method: str = "POST
     return "\r\n".join([*lines, f"content-length: {len(body)}", "connection: close", "", ""]).encode()
 
 
-async def ask(address: tuple[str, int], body: dict[str, Any], limit: float = 120.0) -> Told:
+async def ask(address: Address, body: dict[str, Any], limit: float = 120.0) -> Told:
     """One stream, held against what was foretold."""
     told = Told(time.monotonic())
     try:
@@ -75,8 +69,8 @@ async def ask(address: tuple[str, int], body: dict[str, Any], limit: float = 120
     return told
 
 
-async def _ask(address: tuple[str, int], body: dict[str, Any], told: Told) -> None:
-    reader, writer = await asyncio.open_connection(*address)
+async def _ask(address: Address, body: dict[str, Any], told: Told) -> None:
+    reader, writer = await asyncio.open_connection(*address[:2])
     try:
         data = json.dumps(body).encode()
         writer.write(head_of("/v1/completions", data) + data)
@@ -86,12 +80,12 @@ async def _ask(address: tuple[str, int], body: dict[str, Any], told: Told) -> No
         if status[1] != b"200":
             told.how, told.detail = "refused", f"{status[1].decode()} {(await reader.read()).decode()[-200:]}"
             return
-        await _read(reader, body, told)
+        await _read(reader, body, told, address[2])
     finally:
         writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told) -> None:
+async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told, vocab: int) -> None:
     tokens: list[int] = []
     reason = None
     while line := await reader.readline():
@@ -105,7 +99,7 @@ async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told) 
                 tokens += choice["token_ids"] or []
                 reason = choice["finish_reason"] or reason
         elif line.startswith(b"data: [DONE]"):
-            right = foretold(body)
+            right = foretold(body, vocab)
             told.how = "right" if tokens == right and reason == "length" else "wrong"
             told.detail = "" if told.how == "right" else f"{reason}: {tokens} instead of {right}"
             return
@@ -114,7 +108,7 @@ async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told) 
 class Load:
     """Clients in a thread of their own, until they are told to stop; what became of each request is kept."""
 
-    def __init__(self, address: tuple[str, int], clients: int, seed: int, pause: float = 0.02) -> None:
+    def __init__(self, address: Address, clients: int, seed: int, pause: float = 0.02) -> None:
         self.address, self.clients, self.pause = address, clients, pause
         self.told: list[Told] = []
         self._dice = random.Random(seed)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from faults.world import World
-
 ROWS: list[Row] = []
 
 
@@ -15,26 +13,34 @@ ROWS: list[Row] = []
 class Row:
     """``do`` raises ``AssertionError`` unless the outcome was right; what it returns is worth knowing.
 
-    ``alone``: each time has a server of its own, which ``do`` brings to its end.
+    ``alone``: each time has a server of its own, which ``do`` brings to its end. ``bare``: ``do`` starts what it needs.
     """
 
     number: str
     what: str
     outcome: str
-    do: Callable[[World], str | None]
+    do: Callable[[Any], str | None]  # of a `World`, or a `Bare` one
     flags: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     alone: bool = False
+    bare: bool = False
     has_timers: bool = False
 
 
 def row(
-    number: str, what: str, outcome: str, *flags: str, alone: bool = False, timers: bool = False, **settings: Any
+    number: str,
+    what: str,
+    outcome: str,
+    *flags: str,
+    alone: bool = False,
+    bare: bool = False,
+    timers: bool = False,
+    **settings: Any,
 ) -> Any:
     """Make a function a row."""
 
-    def add(do: Callable[[World], str | None]) -> Callable[[World], str | None]:
-        ROWS.append(Row(number, what, outcome, do, flags, settings, alone, timers))
+    def add(do: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+        ROWS.append(Row(number, what, outcome, do, flags, settings, alone, bare, timers))
         return do
 
     return add

@@ -14,15 +14,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from faults.load import Load, Told, ask, body_of, check
+from faults.load import VOCAB, Load, Told, ask, body_of, check
 from octavo.serve.config import ServeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +34,13 @@ CLIENTS = 12
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The first true value of a condition."""
-    end = time.monotonic() + seconds
+    """The first true value of a condition. Time in which this process was stopped does not count."""
+    end, before = time.monotonic() + seconds, time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        now = time.monotonic()
+        end += now - before if now - before > 8.0 else 0.0
+        assert now < end, f"not within {seconds:g} s: {what}"
+        before = now
         time.sleep(0.01)
     return found
 
@@ -47,17 +50,39 @@ def timers(scale: float) -> dict[str, float]:
     return {each.name: each.default * scale for each in fields(ServeConfig) if each.name.endswith("_timeout")}
 
 
+@dataclass
+class Bare:
+    """No server: what a row needs that has its own."""
+
+    scale: float
+    dice: random.Random
+    output: Sequence[str] = ()
+
+
 class World:
     """One server under load. ``scale`` is that of its timers: 1 is as shipped."""
 
-    def __init__(self, scale: float, seed: int, *flags: str, **settings: Any) -> None:
-        self.scale, self.dice = scale, random.Random(seed)
+    def __init__(self, scale: float, seed: int, *flags: str, log: Path | None = None, **settings: Any) -> None:
+        self.scale, self.dice, self.time = scale, random.Random(seed), timers(scale)
         self.folder = Path(tempfile.mkdtemp(prefix="of"))
         self.run_folder = self.folder / "run"
         self.run_folder.mkdir()
         self.output: list[str] = []
-        self.time = timers(scale)
-        environment = {
+        self.log, self.vocab = log, settings.pop("vocab", VOCAB)
+        self.process = self._started(flags, settings)
+        threading.Thread(target=self._listen, daemon=True).start()
+        until(lambda: self._address() or self.process.poll() is not None, 60, "it serves")
+        assert self._address(), "".join(self.output)
+        self.address = self._address()
+        self.url = f"http://127.0.0.1:{self.address[1]}"
+        self.load: Load | None = None
+        self.http = httpx.Client(base_url=self.url, timeout=30, headers={"connection": "close"})
+        self.baseline: dict[str, int] = {}
+        self.shared = set(os.listdir("/dev/shm"))
+        self.may_fail = False  # whether the fault is one that steps fail by
+
+    def _started(self, flags: Sequence[str], settings: dict[str, Any]) -> subprocess.Popen[str]:
+        env = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(self.run_folder),
             "OCTAVO_FAULTS": str(self.folder),
@@ -65,30 +90,16 @@ class World:
             "OCTAVO_NULL_STEP_MS": str(settings.pop("step_ms", 10)),
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
-            **settings.pop("environment", {}),
         }
+        model = settings.pop("model", TINY)
         given = {"layout": "compact", "backend": "null", "port": 0, "threads": 1, **self.time, **settings}
-        values = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
-        model = [] if any(not flag.startswith("-") for flag in flags[:1]) else [TINY]
-        command = [sys.executable, "-m", "octavo", "serve", *model, "--audit", *values, *flags]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        threading.Thread(target=self._listen, daemon=True).start()
-        until(lambda: self._address() or self.process.poll() is not None, 60, "it serves")
-        assert self._address(), "".join(self.output)
-        self.address = self._address()
-        self.load: Load | None = None
-        self.http = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.address[1]}", timeout=30, headers={"connection": "close"}
-        )
-        self.baseline: dict[str, int] = {}
-        self.shared = set(os.listdir("/dev/shm"))
+        values = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        command = [sys.executable, "-m", "octavo", "serve", model, "--audit", *values, *flags]
+        with open(self.log or os.devnull, "ab") as log:
+            errors = log if self.log else subprocess.STDOUT
+            return subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env, start_new_session=True
+            )
 
     def _listen(self) -> None:
         for line in self.process.stdout or ():
@@ -96,7 +107,7 @@ class World:
 
     def _address(self) -> Any:
         found = next((found for line in list(self.output) if (found := _AT.search(line))), None)
-        return found and (found[1], int(found[2]))
+        return found and (found[1], int(found[2]), self.vocab)
 
     # -- its processes
 
@@ -208,10 +219,9 @@ class World:
         until(lambda: self._files_are_flat(), 5, f"open files {self.baseline}")
         self._check_sockets()
         assert set(os.listdir("/dev/shm")) <= self.shared, "shared memory"
-        assert not any(_TROUBLE.search(line) for line in self.output), "".join(self.output)[-2000:]
+        said = "".join(self.output) + (self.log.read_text(errors="replace") if self.log else "")
+        assert not _TROUBLE.search(said), said[-2000:]
         assert self.metric("octavo:rollbacks_total") == 0 or self.may_fail
-
-    may_fail = False  # whether the fault is one that steps fail by
 
     def _files_are_flat(self) -> bool:
         return all(number <= self.baseline.get(seat, number) for seat, number in self.files().items())
