@@ -64,7 +64,7 @@ def _up_to(world: World, client: socket.socket, point: str, body: dict[str, Any]
     client.sendall(whole[: cut.get(point, len(whole))])
     told = b""
     if point in ("queued", "in prefill"):
-        until(lambda: status_of(world, body["request_id"]) == "running", 5, "it is inside")
+        until(lambda: status_of(world, body["request_id"]) == "running", 5 * world.slow, "it is inside")
     while point in ("in the stream", "after its end") and told.count(b"data: {") < 5:
         told += client.recv(1 << 16)
     while point == "after its end" and b"[DONE]" not in told:
@@ -112,7 +112,8 @@ def _leaves(world: World, point: str, way: str) -> float:
         asked = time.monotonic()
         return status_of(world, name) == expected
 
-    until(is_so, 0.1 if expected == "cancelled" else 5, f"{name}, which left {point} by {way}, is {expected}")
+    limit = 0.1 if expected == "cancelled" else 5
+    until(is_so, limit * world.slow, f"{name}, which left {point} by {way}, is {expected}")
     return asked - left if expected == "cancelled" else 0.0
 
 
@@ -153,7 +154,7 @@ def slow_readers(world: World) -> str:
         time.sleep(world.scale)
         return all(status_of(world, name) == "cancelled" for name in names)
 
-    until(cut, limit + 30, "both are cut")
+    until(cut, limit + 30 * world.slow, "both are cut")
     took = time.monotonic() - begun
     assert took > limit, "they were not given their time"
     told = world.end()
@@ -179,7 +180,7 @@ def _trickle(world: World, whole: bytes, start: int, limit: float) -> tuple[floa
         except TimeoutError:
             client.sendall(whole[place : place + 1] or b" ")
             place += 1
-        assert time.monotonic() < begun + limit + 10, "it is still listening"
+        assert time.monotonic() < begun + limit + 10 * world.slow, "it is still listening"
     client.close()
     return time.monotonic() - begun, said
 
@@ -192,7 +193,7 @@ def slow_senders(world: World) -> str:
     found = []
     for start, limit in ((1, world.time["header_timeout"]), (len(whole) - len(data), world.time["body_timeout"])):
         took, said = _trickle(world, whole, start, limit)
-        assert said.startswith(b"HTTP/1.1 408 ") and limit - 0.1 < took < limit + 3, (took, said)
+        assert said.startswith(b"HTTP/1.1 408 ") and limit - 0.1 < took < limit + 3 * world.slow, (took, said)
         found.append(f"{took:.2f} s")
     told = world.end()
     world.audit()
@@ -224,7 +225,9 @@ def half_open(world: World) -> str:
         names.append(body["request_id"])
     begun = time.monotonic()
     until(
-        lambda: all(status_of(world, name) in ("cancelled", "finished") for name in names), limit + 5, "it is noticed"
+        lambda: all(status_of(world, name) in ("cancelled", "finished") for name in names),
+        limit + 5 * world.slow,
+        "it is noticed",
     )
     took = time.monotonic() - begun
     told = world.end()

@@ -83,7 +83,7 @@ def malformed(world: World) -> str:
     told = world.end()
     world.audit()
     taken.sort()
-    assert taken[len(taken) // 2] < 0.1
+    assert taken[len(taken) // 2] < 0.1 * world.slow
     half, most = 1000 * taken[len(taken) // 2], 1000 * taken[-1]
     return f"{len(taken) + len(RAW)} requests, half within {half:.1f} ms, all within {most:.0f} ms; {counts(told)}"
 
@@ -140,7 +140,7 @@ LONG = {
 
 
 @row(
-    "19", "prompts of 10^6 and of 64,000 characters, of eight kinds", "answered or 400 within 2 s; linear", "--offline",
+    "19", "prompts of 10^6 and of 64,000 characters, of eight kinds", "answered or 400 within 2 s", "--offline",
     model="smollm2-135m-instruct", vocab=49152, max_seq_len=8192,
 )  # fmt: skip
 def long_prompts(world: World) -> str:
@@ -154,16 +154,18 @@ def long_prompts(world: World) -> str:
             prompt = (text * (size // len(text) + 1))[:size]
             sent = time.monotonic()
             answer = world.http.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 1})
-            taken[size] = time.monotonic() - sent
+            worst = max(worst, time.monotonic() - sent)
             assert answer.status_code in (200, 400), (name, size, answer.status_code)
-        worst = max(worst, *taken.values())
-        slope = max(slope, taken[64_000] / max(taken[6_400], 0.02))
-    assert worst < 2.0, f"{worst:.2f} s"
+            sent = time.monotonic()
+            world.http.post("/tokenize", json={"prompt": prompt})
+            taken[size] = time.monotonic() - sent
+        slope = max(slope, taken[64_000] / max(taken[6_400], 0.01))
+    assert worst < 2.0 * world.slow, f"{worst:.2f} s"
     took = time.monotonic() - begun
     told = world.end()
     world.audit()
     gaps = f"{_p99(_gaps(load, begun - 1.0, begun)):.0f} and {_p99(_gaps(load, begun, begun + took)):.0f} ms"
-    said = f"{worst:.2f} s at most, ten times the text in {slope:.1f} times"
+    said = f"{worst:.2f} s at most, ten times the text in {slope:.1f} times the time, at most"
     return f"{said}; p99 of gaps before and during: {gaps}; {counts(told)}"
 
 

@@ -21,8 +21,8 @@ from faults.world import World, until
 def engine_dies(world: World) -> str:
     world.begin()
     dead, struck = world.kill("engine"), time.monotonic()
-    until(lambda: world.status() != 200, 2, "it is not ready")
-    until(lambda: world.status() == 200, 10, "it is ready again")
+    until(lambda: world.status() != 200, 2 * world.slow, "it is not ready")
+    until(lambda: world.status() == 200, 10 * world.slow, "it is ready again")
     ready = time.monotonic() - struck
     assert world.processes()["engine"] != dead
     told = world.end("refused")
@@ -37,9 +37,9 @@ def front_end_dies(world: World) -> str:
     world.kill("api-0")
     world.fresh()
     back = time.monotonic() - struck
-    until(lambda: world.load is not None and world.load.right_since(struck), 10, "the load goes on")
+    until(lambda: world.load is not None and world.load.right_since(struck), 10 * world.slow, "the load goes on")
     told = world.end("broken")
-    until(world.is_idle, 5, "the pages of the dead are free")
+    until(world.is_idle, 5 * world.slow, "the pages of the dead are free")
     assert world.processes()["engine"] == engine
     world.audit()
     return f"answers again after {back:.2f} s; {counts(told)}"
@@ -50,9 +50,9 @@ def supervisor_dies(world: World) -> str:
     world.begin()
     world.kill("supervisor")
     struck = time.monotonic()
-    until(lambda: not world.processes(), 10, "all have ended")
+    until(lambda: not world.processes(), 10 * world.slow, "all have ended")
     gone = time.monotonic() - struck
-    until(lambda: not list(world.run_folder.iterdir()), 1, "no socket is left")
+    until(lambda: not list(world.run_folder.iterdir()), 1 * world.slow, "no socket is left")
     world.end("broken", "refused", "error")
     world.close(code=None)
     return f"all gone after {gone:.2f} s"
@@ -83,7 +83,7 @@ def long_stop_of_the_engine(world: World) -> str:
     world.begin()
     pid, struck = world.kill("engine", signal.SIGSTOP), time.monotonic()
     silence = world.time["silence_timeout"]
-    until(lambda: world.processes().get("engine", pid) != pid, silence + 5, "another engine has begun")
+    until(lambda: world.processes().get("engine", pid) != pid, silence + 5 * world.slow, "another engine has begun")
     after = time.monotonic() - struck
     assert after > silence - 0.3 - min(1.0, silence / 15)
     world.fresh()
@@ -98,7 +98,7 @@ def long_stop_of_the_front_end(world: World) -> str:
     world.begin()
     engine, struck = world.processes()["engine"], time.monotonic()
     pid, silence = world.kill("api-0", signal.SIGSTOP), world.time["silence_timeout"]
-    until(lambda: world.processes().get("api-0", pid) != pid, silence + 5, "another front end has begun")
+    until(lambda: world.processes().get("api-0", pid) != pid, silence + 5 * world.slow, "another front end has begun")
     after = time.monotonic() - struck
     world.fresh()
     assert world.processes()["engine"] == engine
@@ -140,7 +140,7 @@ def step_hangs(world: World) -> str:
     pid, struck = world.processes()["engine"], time.monotonic()
     world.inject("engine", "hang", 3600)
     limit = world.time["step_timeout"] + world.time["silence_timeout"]
-    until(lambda: world.processes().get("engine", pid) != pid, limit + 10, "another engine has begun")
+    until(lambda: world.processes().get("engine", pid) != pid, limit + 10 * world.slow, "another engine has begun")
     after = time.monotonic() - struck
     assert after > limit - 1 - world.time["silence_timeout"] / 15
     world.fresh()
@@ -159,7 +159,7 @@ def _drains(world: World, number: int) -> tuple[float, str]:
     assert seen <= {503, 0} and late.how in ("refused", "broken"), (seen, late)
     if late.how == "refused":
         assert late.detail.startswith("503") and "draining" in late.detail, late
-    world.process.wait(world.time["shutdown_timeout"] + 10)
+    world.process.wait(world.time["shutdown_timeout"] + 10 * world.slow)
     took = time.monotonic() - struck
     world.load = None
     told = load.stop()
@@ -201,7 +201,7 @@ def outlasts_the_limit(world: World) -> str:
         return told.how, told.ended - struck
 
     how, took = asyncio.run(go())
-    assert how == "error" and limit - 0.1 < took < limit + 2, (how, took)
+    assert how == "error" and limit - 0.1 < took < limit + 2 * world.slow, (how, took)
     world.close()
     return f"cut after {took:.2f} s"
 
@@ -211,11 +211,11 @@ def second_signal(world: World) -> str:
     load = world.begin()
     first, second = (world.dice.choice((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) for _ in range(2))
     world.process.send_signal(first)
-    until(lambda: world.status() != 200, 2, "it is not ready")
+    until(lambda: world.status() != 200, 2 * world.slow, "it is not ready")
     assert world.process.poll() is None
     world.process.send_signal(second)
     struck = time.monotonic()
-    until(lambda: world.process.poll() is not None, 2, "it has ended")
+    until(lambda: world.process.poll() is not None, 2 * world.slow, "it has ended")
     took = time.monotonic() - struck
     world.load = None
     load.stop()

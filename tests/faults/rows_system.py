@@ -93,14 +93,15 @@ def no_memory_to_load(bare: Bare) -> str:
     "13",
     "links: each message 0.1 s late, then each a hundred times, at both ends",
     "no token twice, order kept, all is answered",
+    step_ms=50,
 )
 def bad_links(world: World) -> str:
-    load = world.begin(6)
+    load = world.begin(3)
     for fault, value in (("late", 0.1), ("repeat", 100)):
         for seat in ("engine", "api-0"):
             world.inject(seat, fault, value)
         since = time.monotonic()
-        until(lambda since=since: load.right_since(since), 60, f"it goes on, with {fault}")
+        until(lambda since=since: load.right_since(since), 60 * world.slow, f"it goes on, with {fault}")
         world.rest(0.5, 1.0)
     for seat in ("engine", "api-0"):
         world.inject(seat, "repeat", 1)
@@ -217,12 +218,12 @@ def _full(world: World, disk: Path) -> str:
     load = world.begin()
     _fill(disk)
     since = time.monotonic()
-    until(lambda: world.metric("octavo:log_lines_dropped_total") > 0, 20, "lines are dropped and counted")
-    until(lambda: load.right_since(since), 20, "the load goes on")
+    until(lambda: world.metric("octavo:log_lines_dropped_total") > 0, 20 * world.slow, "lines are dropped and counted")
+    until(lambda: load.right_since(since), 20 * world.slow, "the load goes on")
     dropped = world.metric("octavo:log_lines_dropped_total")
     (disk / "ballast").unlink()
     size = os.path.getsize(disk / "log")
-    until(lambda: os.path.getsize(disk / "log") > size + 300, 20, "the log goes on")
+    until(lambda: os.path.getsize(disk / "log") > size + 300, 20 * world.slow, "the log goes on")
     world.rest(0.0, 1.0)
     told = world.end()
     lost = world.metric("octavo:disk_write_failures_total")
@@ -233,7 +234,7 @@ def _read_only(world: World, disk: Path) -> str:
     load = world.begin()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True)
     since = time.monotonic()
-    until(lambda: load.right_since(since), 20, "the load goes on")
+    until(lambda: load.right_since(since), 20 * world.slow, "the load goes on")
     world.rest(0.5, 1.0)
     return counts(world.end())
 
@@ -242,7 +243,7 @@ def _slow(world: World, disk: Path) -> str:
     load = world.begin()
     world.inject("engine", "slow_disk", 0.5)
     since = time.monotonic()
-    until(lambda: load.right_since(since), 20, "the load goes on")
+    until(lambda: load.right_since(since), 20 * world.slow, "the load goes on")
     world.rest(1.0, 2.0)
     return counts(world.end())
 
