@@ -149,6 +149,8 @@ def test_ollamas_routes() -> None:
     assert post("/api/embeddings", {"model": "fake", "prompt": ""}).json() == {"embedding": []}
     assert post("/api/embed", {"model": "other", "input": "a"}).status_code == 404
     assert post("/api/embed", {"input": [""]}).json()["error"].startswith("input: is empty")
+    assert all(post("/api/embed", {"input": wrong}).status_code == 400 for wrong in (False, 0, {}))
+    assert post("/rerank", {"query": "", "documents": ["a"]}).status_code == 400
 
 
 def test_a_great_many_texts_enter_the_engine_a_few_at_a_time() -> None:

@@ -84,11 +84,12 @@ class _Embed:
         nothing: dict[str, Any],
     ) -> Any:
         """``nothing`` is the answer where no text is given: then only the model is to be there, and it is."""
-        text, model = prompt or "-", plain_name(asked.model)
+        empty, model = prompt is None or prompt in ("", []), plain_name(asked.model)
+        text = "-" if empty else prompt
         order = await pooled_order(
             self._front, asked, text, warnings, whole, answer_id="", dialect=dialect, model=model
         )
-        if prompt:
+        if not empty:
             return await self._front.serve(http, order)
         request_id_of(http, asked.request_id)
         return warned(nothing, warnings)

@@ -90,8 +90,8 @@ class _Scoring:
         """POST /rerank."""
         front = self._front
         asked, warnings = await front.body(http, RerankRequest, RERANK)
-        if isinstance(asked.query, UnsetType):
-            raise invalid("query", "is missing; give the text that documents are compared with")
+        if isinstance(asked.query, UnsetType) or not asked.query:
+            raise invalid("query", "is missing or empty; give the text that documents are compared with")
         documents = _documents(asked.documents, front.config)
         if asked.top_n is not None and asked.top_n < 0:
             raise invalid("top_n", f"must be 0 (all) or more, not {asked.top_n}")
