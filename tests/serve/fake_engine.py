@@ -57,6 +57,7 @@ class FakeEngine:
     model_name: str = "fake"
     max_seq_len: int = 512
     vocab_size: int = 257
+    model_bytes: int = 4711
     hidden_size: int = HIDDEN
     pooling: Pooling = DEFAULT
     tokenizer: SimpleTokenizer = field(default_factory=byte_tokenizer)

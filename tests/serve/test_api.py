@@ -378,3 +378,21 @@ def test_unknown_routes_and_methods_answer_in_our_shape() -> None:
     check_error(send(make_app(), "GET", "/v1/nothing"), 404)
     check_error(send(make_app(), "GET", CHAT), 405)
     assert send(make_app(), "GET", "/version").json()["version"]
+
+
+def test_what_nobody_knows_inside_a_turn_is_named() -> None:
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache": 1}], "contnt": "b", "name": "ann"},
+        {"role": "assistant", "content": "c", "refusal": None, "annotations": [], "weight": 0.5},
+        {"role": "user", "content": "d"},
+    ]
+    for path, more in ((CHAT, {}), ("/tokenize", {}), ("/apply-template", {}), ("/v1/messages", {"max_tokens": 5})):
+        answer = post(path, {"messages": turns, **more})
+        assert answer.status_code == 200, answer.text
+        named = answer.headers["x-octavo-warnings"].split(", ")
+        assert named == ["messages[0].contnt", "messages[0].content[0].cache", "messages[1].weight"]
+        assert "did you mean content?" in answer.json()["warnings"][0]["message"]
+    many = post(CHAT, {"messages": [{"role": "user", "content": "a", **{f"x{i}": 1 for i in range(40)}}]})
+    assert len(many.json()["warnings"]) == 17 and "24 more" in many.json()["warnings"][-1]["message"]
+    item = {"type": "message", "role": "user", "content": "a", "id": "m", "status": "completed", "stat": 1}
+    assert post("/v1/responses", {"input": [item]}).headers["x-octavo-warnings"] == "input[0].stat"

@@ -345,3 +345,23 @@ def test_loopback_is_known_by_its_address_and_not_its_name() -> None:
             listener.bind((host, 0))
             config = as_bound(ServeConfig(host=host), listener)
         assert allowed_hosts(config) == expected
+
+
+METERED = {
+    "/tokenize": {"prompt": "a"},
+    "/v1/detokenize": {"tokens": [97]},
+    "/apply-template": HELLO,
+    "/v1/messages/count_tokens": HELLO,
+    "/v1/responses/input_tokens": {"input": "a"},
+}
+
+
+@pytest.mark.parametrize("path", METERED)
+def test_what_needs_no_engine_counts_as_a_request_too(tmp_path: Path, path: str) -> None:
+    app = make_app(key_file=key_file(tmp_path, requests_per_minute=1))
+    asked = [{"json": METERED[path], "headers": as_(key)} for key in (ANN, ANN, BEN, BEN)]
+    answers = send_all(app, [("POST", path, one) for one in asked])
+    assert sorted(answer.status_code for answer in answers[:2]) == [200, 429]
+    assert [answer.status_code for answer in answers[2:]] == [200, 200]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) > 1

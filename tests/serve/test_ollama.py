@@ -175,3 +175,8 @@ def test_an_error_inside_a_stream_is_its_last_line() -> None:
     last = lines(post(CHAT, HELLO, engine=FakeEngine(fail_after=3)))[-1]
     assert set(last) == {"error"} and "secret" not in last["error"]
     assert lines(post(CHAT, HELLO, engine=refusing("max_tokens")))[-1]["error"].startswith("options.num_predict")
+
+
+def test_a_model_has_the_size_of_its_files() -> None:
+    for path in ("/api/tags", "/api/ps"):
+        assert send(make_app(), "GET", path).json()["models"][0]["size"] == FakeEngine().model_bytes

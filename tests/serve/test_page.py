@@ -133,6 +133,24 @@ def test_each_key_sees_its_own_requests(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
+def test_a_key_watches_a_few_times_and_leaves_room_for_others(tmp_path: Path) -> None:
+    app = make_app(FakeEngine(seen={**SEEN, "tenants": ["ann", "ben"]}), key_file=key_file(tmp_path))
+
+    async def go() -> None:
+        watchers = [Watcher(app, ANN) for _ in range(4)]
+        tasks = [asyncio.ensure_future(watcher.run()) for watcher in watchers]
+        await until(lambda: all(watcher.frames for watcher in watchers))
+        late, other = Watcher(app, ANN), Watcher(app, BEN)
+        await late.run()
+        assert late.sent[0]["status"] == 429
+        tasks.append(asyncio.ensure_future(other.run()))
+        await until(lambda: other.frames)
+        app.state.front.leave()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(go())
+
+
 def test_the_engine_is_asked_once_for_all_and_by_nobody_when_nobody_watches() -> None:
     engine = FakeEngine(seen=SEEN)
     app = make_app(engine)

@@ -420,6 +420,7 @@ def test_what_the_operator_sets_outlives_a_front_end_and_another_model_takes_the
         after = until(lambda: (found := ask("GET", "/state")) and not found["replacing"] and found)
         assert after["problem"] is None and after["log_level"] == "error"
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == after["model"] != before
+        assert httpx.get(f"{server.url}/api/tags").json()["models"][0]["size"] == other.stat().st_size
         ask("POST", "/model", model=str(tmp_path / "nowhere.json"))
         failed = until(lambda: (found := ask("GET", "/state")) and found["problem"] and found)
         assert "nowhere" in failed["problem"]

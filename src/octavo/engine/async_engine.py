@@ -90,6 +90,11 @@ class AsyncEngine:
         return self.loaded.max_seq_len
 
     @property
+    def model_bytes(self) -> int:
+        """Bytes of the files that it was loaded from."""
+        return self.loaded.source_bytes
+
+    @property
     def vocab_size(self) -> int:
         """Token ids lie in [0, vocab_size)."""
         return self.loaded.parts.config.vocab_size

@@ -62,6 +62,13 @@ class LoadedEngine:
     context_limit: int
     source: str = ""  # fixture, folder or file that it was loaded from: `load_tokenizer` takes it
 
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of the file, or of the files of the folder, that it was loaded from."""
+        place = Path(self.source)
+        files = place.iterdir() if place.is_dir() else (place,)
+        return sum(file.stat().st_size for file in files if file.is_file())
+
 
 def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     """Resolve, check that it fits, load, and build. ``say`` gets the memory plan and progress, line by line.

@@ -119,7 +119,7 @@ class Front:
         self.replace: Callable[[str], None] | None = None  # load another model; None: it cannot be done here
         self._leaving = math.inf  # when the server began to stop
         self.started = int(time.time())
-        self.watchers: set[asyncio.Event] = set()  # of the live view; set: it ends
+        self.watchers: dict[asyncio.Event, str | None] = {}  # of the live view, and whose; set: it ends
         self._unseen: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
 
@@ -306,10 +306,6 @@ class Front:
         entry.job = reply.job
         return reply
 
-    def _longest(self, trail: Trail) -> float:
-        """Seconds that a request may take; a line of a batch, which others pass, has the batch's time."""
-        return _LONGEST_BULK if trail.bulk else self.config.request_timeout
-
     def _trail(self, http: Request, order: Order, request_id: str, tenant: str) -> Trail:
         """The trail of a request so far."""
         return Trail(
@@ -347,7 +343,9 @@ class Front:
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
             prompts=prompts,
             params=order.params,
-            timeout=min(_seconds(body.deadline_ms) or math.inf, self._longest(trail)),
+            timeout=min(
+                _seconds(body.deadline_ms) or math.inf, _LONGEST_BULK if trail.bulk else self.config.request_timeout
+            ),
             priority=trail.priority,
             cache_salt=body.cache_salt or "",
             tenant=trail.tenant,

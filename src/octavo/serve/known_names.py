@@ -21,6 +21,7 @@ class Names:
     aliases: Mapping[str, str] = field(default_factory=dict)  # theirs -> a field
     refused: Mapping[str, Refused] = field(default_factory=dict)
     idle: Mapping[str, str] = field(default_factory=dict)  # changes no answer -> why
+    in_turns: tuple[str, ...] = ("role", "content", "name")  # names that a turn has
 
 
 def is_empty(value: Any) -> bool:

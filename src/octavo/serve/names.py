@@ -6,19 +6,21 @@ Nothing is ignored in silence: a name that is none of these comes back in `warni
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from octavo.serve.errors import ApiError, from_validation, invalid, safe_name
-from octavo.serve.known_names import GENERATION, Names
+from octavo.serve.known_names import GENERATION, Names, is_empty
 
 __all__ = ["Warnings", "decode_request", "note", "translated", "warning_headers"]
 
 Warnings = list[dict[str, str]]
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 _MAX_WARNINGS = 16
+_TURNS = ("messages", "input")  # fields that are lists of turns
+_IN_PARTS = ("type", "text")
 
 
 def decode_request(
@@ -54,7 +56,10 @@ def _decoded(body: dict[str, Any], kind: type[_Request], names: Names, prefix: s
         asked = msgspec.convert(known, kind)
     except msgspec.ValidationError as error:
         raise from_validation(error, prefix) from error
-    return asked, warnings + _unknown_warnings(unknown, [*fields, *names.aliases], prefix)
+    strange = _unknown_warnings(unknown, [*fields, *names.aliases], prefix)
+    for field in _TURNS:
+        strange += _in_turns(known.get(field), names.in_turns, f"{prefix}{field}")
+    return asked, warnings + strange[:_MAX_WARNINGS] + _rest(len(strange) - _MAX_WARNINGS)
 
 
 def translated(asked: msgspec.Struct, kind: type[_Request], **values: Any) -> _Request:
@@ -91,15 +96,32 @@ def _refuse(name: str, value: Any, names: Names, prefix: str) -> None:
         raise ApiError(400, f"{name}: {remedy}.", param=name, code="unsupported_parameter")
 
 
-def _unknown_warnings(unknown: list[str], known: list[str], prefix: str) -> Warnings:
-    warnings = [_unknown_warning(name, known, prefix) for name in unknown[:_MAX_WARNINGS]]
-    if len(unknown) > _MAX_WARNINGS:
-        more = len(unknown) - _MAX_WARNINGS
-        warnings.append({"param": "", "message": f"{more} more unknown parameters had no effect."})
-    return warnings
+def _unknown_warnings(unknown: Sequence[str], known: Sequence[str], prefix: str) -> Warnings:
+    return [_unknown_warning(name, known, prefix) for name in unknown]
 
 
-def _unknown_warning(name: str, known: list[str], prefix: str) -> dict[str, str]:
+def _rest(count: int) -> Warnings:
+    """One warning for so many more."""
+    return [{"param": "", "message": f"{count} more unknown parameters had no effect."}] if count > 0 else []
+
+
+def _in_turns(turns: Any, known: Sequence[str], where: str) -> Warnings:
+    """What single turns, and the parts of their contents, say that nobody knows; asking for nothing is no matter."""
+    found: Warnings = []
+    for index, turn in enumerate(turns if isinstance(turns, list) else ()):
+        if not isinstance(turn, dict):
+            continue
+        place = f"{where}[{index}]"
+        found += _unknown_warnings([n for n in turn if n not in known and not is_empty(turn[n])], known, f"{place}.")
+        content = turn.get("content")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict):
+                unknown = [name for name in part if name not in _IN_PARTS and not is_empty(part[name])]
+                found += _unknown_warnings(unknown, _IN_PARTS, f"{place}.content[{number}].")
+    return found
+
+
+def _unknown_warning(name: str, known: Sequence[str], prefix: str) -> dict[str, str]:
     shown = prefix + safe_name(name)
     near = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.7)
     hint = f"; did you mean {near[0]}?" if near else "."

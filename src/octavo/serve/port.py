@@ -107,6 +107,10 @@ class EnginePort(TextModel, Protocol):
     def pooling(self) -> Pooling:
         """How texts become vectors, unless a request says otherwise."""
 
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the files that it was loaded from."""
+
     def generate(
         self,
         prompt_token_ids: Sequence[int],

@@ -109,7 +109,11 @@ def routes(front: Front) -> list[Route]:
     api = _Anthropic(front)
     return [
         Route("/v1/messages", front.answered(api.messages, ANTHROPIC), methods=["POST"]),
-        Route("/v1/messages/count_tokens", front.answered(api.count_tokens, ANTHROPIC), methods=["POST"]),
+        Route(
+            "/v1/messages/count_tokens",
+            front.answered(front.quotas.metered(api.count_tokens), ANTHROPIC),
+            methods=["POST"],
+        ),
     ]
 
 

@@ -23,6 +23,7 @@ __all__ = ["routes", "shown_to"]
 
 _EVERY = 0.25  # seconds
 _MOST_WATCHERS = 16
+_MOST_OF_ONE = 4  # key
 _ENGINE_NAME = re.compile(r"(.+)\.[0-9a-f]{8}(-[0-9]+)?(~[0-9]+)?")  # see Job, and what is submitted anew
 _KNOWN = 3  # leading values of a row that hold of anybody's: name, choice, state
 
@@ -37,10 +38,13 @@ def routes(front: Front) -> list[Route]:
         if len(front.watchers) >= _MOST_WATCHERS:
             message = f"{_MOST_WATCHERS} others watch already; close one of them."
             raise ApiError(429, message, code="too_many_watchers", headers={"Retry-After": "5"})
-        over = asyncio.Event()
-        front.watchers.add(over)
-        frames = _frames(looks, over, _tenant(front, http))
-        return EventStream(frames, {}, front.config.stall_timeout, lambda: front.watchers.discard(over), OPENAI)
+        over, tenant = asyncio.Event(), _tenant(front, http)
+        if tenant is not None and sum(other == tenant for other in front.watchers.values()) >= _MOST_OF_ONE:
+            message = f"You watch {_MOST_OF_ONE} times already; close one of them."
+            raise ApiError(429, message, code="too_many_watchers", headers={"Retry-After": "5"})
+        front.watchers[over] = tenant
+        frames = _frames(looks, over, tenant)
+        return EventStream(frames, {}, front.config.stall_timeout, lambda: front.watchers.pop(over, None), OPENAI)
 
     return [Route("/v1/live", front.answered(live), methods=["GET"])]
 

@@ -176,7 +176,14 @@ class _Ollama:
     def _card(self) -> dict[str, Any]:
         since = datetime.fromtimestamp(self._front.started, timezone.utc).isoformat()
         name = self._front.model
-        return {"name": name, "model": name, "modified_at": since, "size": 0, "digest": "", "details": _DETAILS}
+        return {
+            "name": name,
+            "model": name,
+            "modified_at": since,
+            "size": self._front.engine.model_bytes,
+            "digest": "",
+            "details": _DETAILS,
+        }
 
     @described(ShowRequest, names=SHOW)
     async def show(self, http: Request) -> Response:

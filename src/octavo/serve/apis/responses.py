@@ -38,6 +38,7 @@ _LOGPROBS = "message.output_text.logprobs"
 _ELSEWHERE = "it is a service of OpenAI's that this server does not have; leave it out"
 
 NAMES = Names(
+    in_turns=("type", "role", "content", "id", "status"),
     aliases={"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"},
     refused={
         "tools": (is_empty, NO_TOOLS),
@@ -94,7 +95,7 @@ def routes(front: Front) -> list[Route]:
     api, one = _Responses(front), "/v1/responses/{response_id}"
     table = [
         ("/v1/responses", "POST", api.create),
-        ("/v1/responses/input_tokens", "POST", api.count),
+        ("/v1/responses/input_tokens", "POST", front.quotas.metered(api.count)),
         (one, "GET", api.retrieve),
         (one, "DELETE", api.delete),
         (f"{one}/cancel", "POST", api.cancel),

@@ -260,6 +260,7 @@ class EngineFacts(_Message):
     exact: bool  # a resumed request has the same tokens
     traits: TokenizerTraits = TokenizerTraits("")
     num_words: int = 0  # of its tokenizer
+    model_bytes: int = 0  # of its files
     hidden_size: int = 0
     pooling: _Name = "last"  # and `normalize`: `octavo.models.pooling.Pooling`
     normalize: bool = True

@@ -73,6 +73,7 @@ def _facts(loaded: LoadedEngine) -> EngineFacts:
         exact=parts.backend.name in _EXACT,
         traits=parts.tokenizer.traits,
         num_words=parts.tokenizer.vocab_size,
+        model_bytes=loaded.source_bytes,
         hidden_size=parts.config.hidden_size,
         pooling=parts.pooling.kind,
         normalize=parts.pooling.normalize,

@@ -79,6 +79,11 @@ class RemoteEngine:
         return self.facts.name
 
     @property
+    def model_bytes(self) -> int:
+        """Bytes of the files that it was loaded from."""
+        return self.facts.model_bytes
+
+    @property
     def max_seq_len(self) -> int:
         """Prompt and output together."""
         return self.facts.max_seq_len
