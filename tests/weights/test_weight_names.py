@@ -158,6 +158,25 @@ def test_a_folder_is_read_under_its_own_names(tmp_path: Path) -> None:
         open_weights(tmp_path / "model.bin")
 
 
+def test_a_model_stored_without_its_head_gets_the_usual_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "tie_word_embeddings": False}))
+    arrays = {"embed_tokens.weight": np.eye(4, dtype=np.float32), "norm.weight": np.ones(4, np.float32)}
+    write_safetensors(tmp_path / "model.safetensors", arrays)
+    with open_weights(tmp_path) as source:
+        assert source.names() == ["model.embed_tokens.weight", "model.norm.weight"]
+        assert source.info("model.norm.weight").name == "model.norm.weight"
+        assert source.read("model.embed_tokens.weight").tolist() == np.eye(4).tolist()
+        rows = source.in_file("model.embed_tokens.weight")
+        assert rows is not None and rows.shape == (4, 4) and source.stored_bytes("model.norm.weight") == 16
+        assert source.config["tie_word_embeddings"] is True
+        for read in (source.read, source.in_file, source.stored_bytes):
+            with pytest.raises(InvalidInput, match="not among"):
+                read("norm.weight")
+    write_safetensors(tmp_path / "model.safetensors", {**arrays, "lm_head.weight": np.eye(4, dtype=np.float32)})
+    with open_weights(tmp_path) as source:  # names of its own: nothing is made of them
+        assert "embed_tokens.weight" in source.names() and source.config["tie_word_embeddings"] is False
+
+
 def llama3_divisors(factor: float, theta: float, head_dim: int) -> list[float]:
     """The published rule, by wavelengths."""
     divisors = []

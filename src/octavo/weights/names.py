@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ class _Origin:
     index: int = 0  # of the slice
 
 
+_MODEL = "model."
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(\w+)\.(weight|bias)")
 Values = NDArray[np.float32]
 
@@ -215,7 +216,10 @@ class GgufWeights(WeightFile):
 
 
 class FolderWeights(WeightFile):
-    """A Hugging Face folder: `config.json` beside safetensors. `metadata` is None: there is no GGUF."""
+    """A Hugging Face folder: `config.json` beside safetensors. `metadata` is None: there is no GGUF.
+
+    A model that was stored without its head, as embedding models are, has names without `model.`: they get it here.
+    """
 
     metadata: Any
 
@@ -225,12 +229,22 @@ class FolderWeights(WeightFile):
 
         self.config = load_config_dict(folder)
         self._files: SafetensorsFile | ShardedSafetensors = open_safetensors(folder)
-        self._infos = self._files._infos
+        self._infos, self._prefix = self._files._infos, ""
+        headless = "embed_tokens.weight" in self._infos and "lm_head.weight" not in self._infos
+        if headless and self.config.get("quantization_config") is None:
+            self._prefix = _MODEL
+            self._infos = {_MODEL + name: replace(info, name=_MODEL + name) for name, info in self._infos.items()}
+            self.config["tie_word_embeddings"] = True  # whatever it says: there is no other head
         self.metadata = None
+
+    def _stored(self, name: str) -> str:
+        """The name in the file."""
+        self.info(name)
+        return name.removeprefix(self._prefix)
 
     def read(self, name: str) -> Values:
         """The values as a new float32 array of `info(name).shape`."""
-        return self._files.read(name)
+        return self._files.read(self._stored(name))
 
     def codes(self, name: str) -> GroupCodes | None:
         """Codes of a quantized matrix; here there is none."""
@@ -239,8 +253,7 @@ class FolderWeights(WeightFile):
 
     def in_file(self, name: str) -> FileRows | None:
         """A matrix as it lies in its file; None for a type that native packing does not read."""
-        self.info(name)
-        return self._files.in_file(name)
+        return self._files.in_file(self._stored(name))
 
     def own_format(self) -> str:
         """The native format of a quantized checkpoint; "": this one is not."""
@@ -248,7 +261,7 @@ class FolderWeights(WeightFile):
 
     def stored_bytes(self, name: str) -> int:
         """Bytes of a tensor in its file."""
-        return self._files.stored_bytes(name)
+        return self._files.stored_bytes(self._stored(name))
 
     def close(self) -> None:
         """Unmap every file."""
