@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator
+from errno import ENOSPC
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -364,6 +366,78 @@ def test_online_limits_do_not_count_bulk(place: str) -> None:
 
     answer, sequences = run(app, calls)
     assert answer.choices[0].message.content and sequences == 0 and len(engine.asked) == 5
+
+
+def test_who_waits_for_a_quota_takes_no_place(place: str) -> None:
+    app = app_at(place, batch_concurrency=1)
+    desk = app.state.desk
+
+    async def call(path: str, body: bytes, owner: str, key: Any) -> Any:
+        return (429, {"retry-after": "30"}, {}) if b"waits" in body else (200, {}, {})
+
+    async def calls(client: openai.AsyncOpenAI) -> Any:
+        desk._call = call
+        waits = await made(client, text_of(*(line(str(i), "waits") for i in range(3))))
+        passes = await asyncio.wait_for(over(client, await made(client, text_of(line("a"), line("b")))), 10.0)
+        return passes, await client.batches.retrieve(waits.id)
+
+    passes, waits = run(app, calls)
+    assert passes.status == "completed" and waits.status == "in_progress"
+
+
+# -- a disk that is full, or slow, or written by another version
+
+
+def full(folder: Folder, name: str, data: bytes) -> None:
+    raise OSError(ENOSPC, "No space left on device")
+
+
+def test_a_batch_that_could_not_be_kept_is_none(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_at(place)
+    file = post_file(app, content=text_of(line("a"))).json()["id"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "write", full)
+        check_error(send(app, "POST", "/v1/batches", json={"input_file_id": file, "endpoint": CHAT}), 500)
+    assert send(app, "GET", "/v1/batches").json()["data"] == []
+    assert send(app, "DELETE", f"/v1/files/{file}").json()["deleted"]
+
+
+def test_a_batch_that_rests_can_be_cancelled(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = app_at(place)
+
+    async def calls(client: openai.AsyncOpenAI) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, "append", full)
+            batch = await made(client, text_of(line("a")))
+            while app.state.desk._tasks:
+                await asyncio.sleep(0.002)
+        assert (await client.batches.cancel(batch.id)).status == "cancelling"
+        batch = await over(client, batch)
+        return batch, await lines_of(client, batch.error_file_id)
+
+    batch, errors = run(app, calls)
+    assert batch.status == "cancelled" and errors["a"]["error"]["code"] == "batch_cancelled"
+
+
+def test_a_file_that_has_come_is_kept_however_long_that_takes(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, real = app_at(place, request_timeout=0.2), Folder.move
+
+    def slow(folder: Folder, name: str, to: str) -> None:
+        time.sleep(0.25 * to.endswith(".data"))
+        real(folder, name, to)
+
+    monkeypatch.setattr(Folder, "move", slow)
+    assert post_file(app, content=b"12345").json()["bytes"] == app.state.desk.files._total == 5
+
+
+def test_what_another_version_wrote_is_left_alone(place: str) -> None:
+    app = app_at(place)
+    file = post_file(app).json()["id"]
+    app.state.desk._folder.close()
+    record, before = Path(place, "files", f"{file}.json"), sorted(Path(place, "files").iterdir())
+    record.write_bytes(b'{"id": "other"}')
+    assert send(app_at(place), "GET", "/v1/files").json()["data"] == []
+    assert sorted(Path(place, "files").iterdir()) == before and record.read_bytes() == b'{"id": "other"}'
 
 
 # -- after a crash

@@ -58,23 +58,15 @@ class _Files:
     @described(form=_FORM, refuses=(408, 413, 415, 429))
     async def upload(self, http: Request) -> Response:
         """POST /v1/files: a form with `purpose` (batch) and `file`."""
-        seconds = self._front.config.request_timeout
-        late = ApiError(408, f"The file was not complete after {seconds:g} s.", headers={"Connection": "close"})
-        return await within(seconds, partial(self._upload, http), late)
-
-    async def _upload(self, http: Request) -> Response:
         boundary = boundary_of(http.headers.get("content-type", ""))
         declared = http.headers.get("content-length", "0")
         if declared.isdecimal() and (len(declared) > 15 or int(declared) > self._store.max_bytes + _OVERHEAD):
             raise TooLarge(self._store.max_bytes, "--max-batch-bytes")
+        seconds = self._front.config.request_timeout
+        late = ApiError(408, f"The file was not complete after {seconds:g} s.", headers={"Connection": "close"})
         with self._store.upload(self._front.tenant(http)) as upload:
             form = Form(boundary, upload.put)
-            try:
-                async for piece in http.stream():
-                    form.feed(piece)
-            except ClientDisconnect as error:
-                raise ApiError(400, "The client left before the file was complete.") from error
-            form.finish()
+            await within(seconds, partial(_read, http, form), late)
             return await self._kept(form, upload)
 
     async def _kept(self, form: Form, upload: Upload) -> Response:
@@ -124,3 +116,12 @@ class _Files:
 
     def _named(self, http: Request) -> Any:
         return self._store.get(http.path_params["file_id"], self._front.tenant(http))
+
+
+async def _read(http: Request, form: Form) -> None:
+    try:
+        async for piece in http.stream():
+            form.feed(piece)
+    except ClientDisconnect as error:
+        raise ApiError(400, "The client left before the file was complete.") from error
+    form.finish()

@@ -13,11 +13,8 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from copy import copy
 from typing import Any, TypeVar
-
-import msgspec
 
 from octavo.serve.batches.files import FileStore
 from octavo.serve.batches.folder import Folder
@@ -49,12 +46,9 @@ class Desk:
         self._folder, self._config, self._call, self._keys, self._metrics = folder, config, call, keys, metrics
         self._places = asyncio.Semaphore(config.batch_concurrency)
         self._disk = ThreadPoolExecutor(1, "octavo-batches")
-        self._batches: dict[str, BatchRecord] = {}
+        self._batches = folder.decoded("batches", BatchRecord)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, asyncio.Event] = {}  # of those that run: set to have one cancelled
-        for name in folder.records("batches"):
-            with suppress(msgspec.MsgspecError):
-                self._batches[name] = msgspec.json.decode(folder.read(f"batches/{name}.json"), type=BatchRecord)
         going = [record for record in self._batches.values() if record.status in OPEN]
         self.files.sweep([name for record in going for name in (record.output, record.errors_in)])
 
@@ -86,7 +80,11 @@ class Desk:
             message = f"{most} of your batches run already: wait for their ends."
             raise ApiError(429, message, code="too_many_batches", headers={"Retry-After": "60"})
         self._batches[record.id] = record
-        await self.on_disk(Journal(self._folder, record).save)
+        try:
+            await self.on_disk(Journal(self._folder, record).save)
+        except OSError:  # its client is told so, and nobody else will ever hear of it
+            del self._batches[record.id]
+            raise
         for old in [other for other in own if other.status not in OPEN][most - 1 :]:
             del self._batches[old.id]
             await self.on_disk(Journal(self._folder, old).forget)
@@ -116,7 +114,10 @@ class Desk:
         if record.status != "finalizing":
             record.turn("cancelling")
             await self.on_disk(Journal(self._folder, record).save)
-            self._stops[record.id].set()
+            if record.id in self._stops:
+                self._stops[record.id].set()
+            elif record.status in OPEN:
+                self._go(record)  # it rested
 
     # -- what becomes of them
 
@@ -199,14 +200,15 @@ class Desk:
             await asyncio.gather(stop, work, return_exceptions=True)
 
     async def _run_all(self, record: BatchRecord, journal: Journal, left: list[Line]) -> None:
-        """Each line takes one of the places that all batches share, in turn."""
+        """A few lines at a time; each takes one of the places that all batches share, in turn."""
         tasks: set[asyncio.Task[None]] = set()
+        few = asyncio.Semaphore(self._config.batch_concurrency)
         try:
             for line in left:
-                await self._places.acquire()
+                await few.acquire()
                 task = asyncio.ensure_future(self._run_one(record, journal, line))
                 tasks.add(task)
-                task.add_done_callback(lambda _: self._places.release())
+                task.add_done_callback(lambda _: few.release())
                 for ended_task in [task for task in tasks if task.done()]:
                     tasks.discard(ended_task)
                     ended_task.result()
@@ -226,9 +228,10 @@ class Desk:
         self._metrics.count("octavo:batch_lines_total", "completed" if status < 300 else "failed")
 
     async def _patiently(self, record: BatchRecord, body: bytes) -> tuple[int, dict[str, str], Any]:
-        """The answer to a request. Where there is no room for it now, it comes again."""
+        """The answer to a request. Where there is no room for it now, it comes again, and has no place meanwhile."""
         while True:
-            status, headers, answer = await self._call(record.endpoint, body, record.owner, self._key(record))
+            async with self._places:
+                status, headers, answer = await self._call(record.endpoint, body, record.owner, self._key(record))
             if status not in _AGAIN:
                 return status, headers, answer
             asked = headers.get("retry-after", "1")

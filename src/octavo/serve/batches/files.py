@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -68,16 +68,14 @@ class FileStore:
     def __init__(self, folder: Folder, max_bytes: int, max_total: int, max_files: int) -> None:
         self.folder = folder
         self.max_bytes, self._max_total, self._max_files = max_bytes, max_total, max_files
-        self._files: dict[str, FileRecord] = {}
-        for name in folder.records("files"):
-            with suppress(msgspec.MsgspecError):
-                self._files[name] = msgspec.json.decode(folder.read(f"files/{name}.json"), type=FileRecord)
+        self._files = folder.decoded("files", FileRecord)
         self._total = sum(record.bytes for record in self._files.values())
 
     def sweep(self, reserved: Collection[str]) -> None:
         """Remove what a crash has left half done. ``reserved``: names that a batch is about to use."""
+        kept = {*self.folder.records("files"), *reserved}
         for entry in (self.folder.path / "files").iterdir():
-            known = entry.suffix in (".json", ".data") and (entry.stem in self._files or entry.stem in reserved)
+            known = entry.suffix in (".json", ".data") and entry.stem in kept
             if not known:
                 self.folder.remove(f"files/{entry.name}")
 
@@ -87,7 +85,7 @@ class FileStore:
 
         Raises ``ApiError`` 429 if the owner has too many.
         """
-        if sum(record.owner == owner for record in self._files.values()) >= self._max_files:
+        if len(self.of(owner)) >= self._max_files:
             message = f"You have {self._max_files} files already: delete some (--max-batch-files)."
             raise ApiError(429, message, code="too_many_files", headers={"Retry-After": "60"})
         record = FileRecord(id=file_id(), owner=owner, filename="", purpose="", bytes=0, created_at=int(time.time()))
@@ -143,7 +141,8 @@ class FileStore:
 
     def of(self, owner: str) -> list[FileRecord]:
         """An owner's, the newest first."""
-        own = [record for record in self._files.values() if record.owner == owner]
+        files = list(self._files.values())  # at one go: another thread adds to them
+        own = [record for record in files if record.owner == owner]
         return sorted(own, key=lambda record: (record.created_at, record.id), reverse=True)
 
     def delete(self, record: FileRecord) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
+
+import msgspec
 
 from octavo.core.errors import InvalidInput
 
@@ -15,6 +18,8 @@ __all__ = ["Folder"]
 
 _FIELD = "batch_dir"
 _PARTS = ("files", "batches")
+_Record = TypeVar("_Record")
+_log = logging.getLogger(__name__)
 
 
 class Folder:
@@ -46,6 +51,16 @@ class Folder:
     def records(self, part: str) -> list[str]:
         """Names of the records in a part of the folder, in order."""
         return sorted(entry.stem for entry in (self.path / part).iterdir() if entry.suffix == ".json")
+
+    def decoded(self, part: str, kind: type[_Record]) -> dict[str, _Record]:
+        """The records in a part of the folder, by name; those that another version wrote may be none of ours."""
+        found = {}
+        for name in self.records(part):
+            try:
+                found[name] = msgspec.json.decode(self.read(f"{part}/{name}.json"), type=kind)
+            except msgspec.MsgspecError:
+                _log.warning("%s/%s.json is left alone: it is no record that this version knows", part, name)
+        return found
 
     def read(self, name: str) -> bytes:
         """All of a small file."""
