@@ -8,7 +8,7 @@ from _told import arguments, tell
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 url, model = arguments()
 chat = ChatOpenAI(base_url=f"{url}/v1", api_key="unused", model=model, temperature=0, max_tokens=24)
@@ -36,4 +36,10 @@ responses = ChatOpenAI(base_url=f"{url}/v1", api_key="unused", model=model, temp
 assert "Paris" in responses.invoke(turns, max_tokens=24).text
 text = OpenAI(base_url=f"{url}/v1", api_key="unused", model=model, temperature=0, max_tokens=8)
 assert text.invoke("One, two, three,") and list(text.stream("One, two, three,"))
-tell("langchain-core langchain-openai", "ChatOpenAI invoke, stream, batch, chain, logprobs, asyncio, responses; OpenAI")
+embed = OpenAIEmbeddings(base_url=f"{url}/v1", api_key="unused", model=model, check_embedding_ctx_length=False)
+vectors = embed.embed_documents(["a cat", "a dog"])
+assert len(vectors) == 2 and len(embed.embed_query("a cat")) == len(vectors[0])
+tell(
+    "langchain-core langchain-openai",
+    "ChatOpenAI invoke, stream, batch, chain, logprobs, asyncio, responses; OpenAI; OpenAIEmbeddings",
+)

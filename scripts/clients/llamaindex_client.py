@@ -6,6 +6,7 @@ import asyncio
 
 from _told import arguments, tell
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 
 url, model = arguments()
@@ -22,4 +23,9 @@ completed = text.complete("One, two, three,")
 *_, final = text.stream_complete("One, two, three,")
 assert completed.text and final.text == completed.text
 assert asyncio.run(chat.achat(turns)).message.content == whole.message.content
-tell("llama-index-core llama-index-llms-openai-like", "OpenAILike complete, chat, both streamed, asyncio")
+embed = OpenAILikeEmbedding(model_name=model, api_base=f"{url}/v1", api_key="unused")
+assert len(embed.get_text_embedding("a cat")) == len(embed.get_text_embedding_batch(["a cat", "a dog"])[1]) > 8
+tell(
+    "llama-index-core llama-index-llms-openai-like",
+    "OpenAILike complete, chat, both streamed, asyncio; OpenAILikeEmbedding",
+)

@@ -1,8 +1,10 @@
-"""The openai client: chat, completions, responses, models; whole, streamed and from asyncio."""
+"""The openai client: chat, completions, responses, embeddings, batches, models; whole, streamed and from asyncio."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 
 from _told import arguments, tell
 from openai import AsyncOpenAI, NotFoundError, OpenAI
@@ -48,5 +50,30 @@ async def several() -> list[str | None]:
 
 
 assert asyncio.run(several()) == [streamed] * 8
+vectors = [item.embedding for item in client.embeddings.create(model=model, input=["a cat", "a dog"]).data]
+assert len(vectors) == 2 and len(vectors[0]) == len(vectors[1]) > 8
+
+lines = [
+    {
+        "custom_id": str(index),
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": turns, "max_tokens": 24, "temperature": 0},
+    }
+    for index in range(4)
+]
+source = client.files.create(file=("asked.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+batch = client.batches.create(input_file_id=source.id, endpoint="/v1/chat/completions", completion_window="24h")
+while batch.status not in ("completed", "failed", "expired", "cancelled"):
+    time.sleep(0.2)
+    batch = client.batches.retrieve(batch.id)
+assert batch.status == "completed", batch
+answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+said = {answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers}
+assert sorted(answer["custom_id"] for answer in answers) == list("0123") and said == {streamed}
+
 assert [card.id for card in client.models.list()] == [model]
-tell("openai", "chat, completions with logprobs, responses, models: whole, streamed, 8 at once")
+tell(
+    "openai",
+    "chat, completions with logprobs, responses, embeddings, files and batches, models: whole, streamed, 8 at once",
+)

@@ -32,7 +32,7 @@ CLIENTS = {  # script -> what it needs
     "anthropic": ["anthropic"],
     "ollama": ["ollama"],
     "langchain": ["langchain-openai"],
-    "llamaindex": ["llama-index-llms-openai-like"],
+    "llamaindex": ["llama-index-llms-openai-like", "llama-index-embeddings-openai-like"],
     "lm_eval": ["lm-eval[api]"],
     "aiperf": ["aiperf"],
 }
@@ -49,7 +49,7 @@ def main() -> int:
     options = parser.parse_args()
     pythons = {name: environment(options.envs / name, CLIENTS[name]) for name in options.clients}
     lines, failed = [], []
-    with server(options.url, options.model) as url, TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, server(options.url, options.model, folder) as url:
         write_tokenizer(options.model, Path(folder))
         for name in options.clients:
             line = run(pythons[name], name, [url, options.model, folder])
@@ -61,12 +61,14 @@ def main() -> int:
 
 
 @contextmanager
-def server(url: str | None, model: str) -> Iterator[str]:
+def server(url: str | None, model: str, folder: str) -> Iterator[str]:
     """The server's URL."""
     if url is not None:
         yield url
         return
-    with live_server(model, "--max-seq-len", "1024", "--kv-memory", "512MiB") as started:
+    with live_server(
+        model, "--max-seq-len", "1024", "--kv-memory", "512MiB", "--batch-dir", f"{folder}/files"
+    ) as started:
         yield started.url
 
 
