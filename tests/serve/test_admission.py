@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from octavo.core.admission import Ask, Limits
 from octavo.core.errors import InvalidInput
-from octavo.serve.admission import Admission, tenant_of
+from octavo.serve.admission import OwnGate, Stay, tenant_of
 from octavo.serve.config import ServeConfig
 
 FIVE = {"prompt": "abcde"}
@@ -112,11 +112,14 @@ def test_the_pace_of_the_engine_is_what_the_door_counts_with() -> None:
     engine = FakeEngine(prefill_tokens_per_s=10.0)
     stats, steps = engine.stats, iter(range(100, 1000, 10))
     engine.stats = lambda: {**stats(), "steps": next(steps), "mean_step_seconds": 0.25}  # type: ignore[method-assign]
-    admission = Admission(Limits(), engine, lambda told, waited: None)
-    with admission.enter(Ask("", 1, 5)) as visit:  # step 100
-        assert visit.forecast == 0.75  # its prompt, and a step
-        visit.first_token()  # step 110
-    assert admission.door.forecasts.stay == 10.0  # it left at step 120
+    gate = OwnGate(Limits())
+    stay = Stay(gate, 1, engine, lambda told, waited: None)
+    asyncio.run(stay.arrive("", "", None, Ask("", 1)))  # step 100
+    asyncio.run(stay.enter(5, Ask("", 1, 5)))  # step 110
+    assert stay.forecast == 0.75  # its prompt, and a step
+    stay.first_token()  # step 120
+    stay.leave()
+    assert gate.register.door.forecasts.stay == 10.0  # it left at step 130
 
 
 def test_refusals_are_counted_by_their_reason() -> None:

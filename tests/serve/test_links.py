@@ -15,6 +15,7 @@ from octavo.core.events import EventKind
 from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
 from octavo.serve.links import messages as m
+from octavo.serve.links import wire
 from octavo.serve.links.api_side import MAX_DEATHS, ApiSide
 from octavo.serve.links.engine_side import EngineSide, request_of
 from octavo.serve.links.supervision import End, Kill, Rules, Start, Supervision, Tell
@@ -99,12 +100,12 @@ def test_limits_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     object.__setattr__(forged, "temperature", float("nan"))
     with pytest.raises(m.ProtocolError, match="temperature"):
         link.unpack(link.pack(m.Submit(1, "r", (1,), forged, 1), 1), 1)
-    monkeypatch.setattr(m, "VERSION", m.VERSION + 1)
+    monkeypatch.setattr(wire, "VERSION", wire.VERSION + 1)
     newer = link.pack(m.Cancel(1), 1)
     monkeypatch.undo()
-    with pytest.raises(m.ProtocolError, match=f"version {m.VERSION + 1}"):
+    with pytest.raises(m.ProtocolError, match=f"version {wire.VERSION + 1}"):
         link.unpack(newer, 1)
-    monkeypatch.setattr(m, "MAX_BYTES", 100)
+    monkeypatch.setattr(wire, "MAX_BYTES", 100)
     large = m.Submit(1, "r", tuple(range(200)), SamplingParams(), 1)
     with pytest.raises(m.ProtocolError, match="at most 100"):
         link.pack(large, 1)

@@ -211,9 +211,13 @@ def test_every_stream_goes_on_when_who_makes_the_text_is_killed() -> None:
     with live_server(*FULL) as server:
         undisturbed = asyncio.run(all_streams(server.url))
         assert all(len(told[0][0]) == 24 or told[0][3] == ["stop", "q"] for told in undisturbed)
-        for seat in ("detokenizer", "engine", "tokenizer-0"):
-            assert asyncio.run(all_streams(server.url, partial(strike, server, seat))) == undisturbed
-            until(lambda: is_healthy(server.url))
+
+        def hit() -> None:
+            strike(server, "detokenizer")
+            strike(server, "tokenizer-0")
+
+        assert asyncio.run(all_streams(server.url, hit)) == undisturbed
+        until(lambda: is_healthy(server.url))
         assert wait_idle(server.url)
 
 
@@ -226,6 +230,61 @@ def test_no_thread_has_to_be_started_to_serve(faults: Any) -> None:
         for _ in range(4):
             assert httpx.post(f"{server.url}/v1/completions", json=large).status_code == 200
         assert asyncio.run(all_streams(server.url))[0][0][0]
+
+
+async def struck(url: str, between: Any) -> tuple[list[str], list[str]]:
+    """Many streams over connections of their own, of which some break in `between`: ids that ended well, and others."""
+
+    async def one(name: str) -> bool:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            try:
+                told = await read(client, {**body(0), "max_tokens": 110, "request_id": name}, heard)
+            except httpx.HTTPError:
+                return False
+            return told[0][3][:1] == ["length"] and len(told[0][0]) == 110
+
+    names, heard = [f"s{i}" for i in range(8)], asyncio.Event()
+    reading = []
+    for name in names:
+        reading.append(asyncio.ensure_future(one(name)))
+        await asyncio.sleep(0.02)
+    await heard.wait()
+    await asyncio.to_thread(between)
+    ends = await asyncio.gather(*reading)
+    return [n for n, end in zip(names, ends, strict=True) if end], [
+        n for n, e in zip(names, ends, strict=True) if not e
+    ]
+
+
+def test_several_front_ends_are_one_server() -> None:
+    with live_server(*FULL, "--apis", "2", "--max-running-requests", "1") as server:
+
+        def answers(path: str, field: str) -> set[Any]:
+            """What fresh connections are told, whichever front end takes them."""
+            return {httpx.get(server.url + path).json().get(field) for _ in range(4)}
+
+        def hit() -> None:
+            assert answers("/v1/requests/s7", "status") == {"running"}
+            again = partial(httpx.post, f"{server.url}/v1/completions", json={**body(0), "request_id": "s7"})
+            assert {again().status_code for _ in range(6)} == {409}
+            found = children(server.process.pid)
+            busy = max(("api-0", "api-1"), key=lambda seat: len(os.listdir(f"/proc/{found[seat]}/fd")))
+            os.kill(found[busy], signal.SIGKILL)
+
+        well, broken = asyncio.run(struck(server.url, hit))
+        assert broken
+        assert {status for name in broken[:2] for status in answers(f"/v1/requests/{name}", "status")} == {"cancelled"}
+        assert {status for name in well[:2] for status in answers(f"/v1/requests/{name}", "status")} <= {"finished"}
+        until(lambda: len([seat for seat in children(server.process.pid) if seat.startswith("api")]) == 2)
+        until(lambda: is_healthy(server.url))
+        assert wait_idle(server.url)
+        request = {**body(0), "stream": False, "request_id": "last"}
+        assert httpx.post(f"{server.url}/v1/completions", json=request).status_code == 200
+        seen = [metric(server.url, "vllm:request_success_total") for _ in range(6)]
+        assert seen == sorted(seen) and 1 <= seen[-1] <= len(well) + 1  # whoever is asked, no counter falls
+        asked = {"input": "ab", "previous_response_id": "resp_x"}
+        refused = httpx.post(f"{server.url}/v1/responses", json=asked)
+        assert refused.status_code == 400 and "--apis 1" in refused.text
 
 
 async def flood(url: str, requests: int, between: Any) -> None:
@@ -347,7 +406,7 @@ class NoProcess:
 
     config = ServeConfig()
 
-    def start(self, seat: str, epoch: int) -> Any:
+    def start(self, seat: str, epoch: int, *more: str) -> Any:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
 

@@ -66,7 +66,7 @@ class _Admin:
     async def state(self, http: Request) -> Response:
         """GET /state: who is inside, and whether new requests are taken."""
         front = self._front
-        told = {"model": front.model, "draining": front.draining, "running": len(front.ledger)}
+        told = {"model": front.model, "draining": front.draining, "running": len(front.stays)}
         other = {"replacing": front.replacing or None, "problem": front.problem or None}
         return json_response({**told, **other, "log_level": level_name()})
 
@@ -108,7 +108,7 @@ class _Admin:
     async def _replace(self, replace: Callable[[str], None], model: str) -> None:
         """Wait until nobody is inside, as long as a request may take, and have the model replaced."""
         front, until = self._front, time.monotonic() + self._front.config.request_timeout
-        while len(front.ledger) and time.monotonic() < until:
+        while len(front.stays) and time.monotonic() < until:
             await asyncio.sleep(_LOOK)
         front.cut()
         replace(model)

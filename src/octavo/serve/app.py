@@ -15,6 +15,7 @@ from starlette.routing import Match, Route, Router
 
 from octavo.serve import static
 from octavo.serve.admin import admin_listener
+from octavo.serve.admission import Gate
 from octavo.serve.apis import (
     anthropic,
     batches,
@@ -62,14 +63,19 @@ _DIALECTS = (
 
 
 def create_app(
-    engine: EnginePort, config: ServeConfig | None = None, *, policy: str = "fcfs", elsewhere: Elsewhere | None = None
+    engine: EnginePort,
+    config: ServeConfig | None = None,
+    *,
+    policy: str = "fcfs",
+    elsewhere: Elsewhere | None = None,
+    gate: Gate | None = None,
 ) -> Starlette:
     """The application over one running engine, which whoever made it also closes.
 
     `policy` is the engine's order of service: without "priority", a request's priority is answered with a warning.
-    `elsewhere` does work on text, if that is not done here.
+    `elsewhere` does work on text, and `gate` leads to the register, if these are not here.
     """
-    front = Front(engine, config or ServeConfig(), policy, elsewhere)
+    front = Front(engine, config or ServeConfig(), policy, elsewhere, gate)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None, None]:

@@ -23,7 +23,7 @@ _MOST = (1 << 63) - 1
 _RANGES = {
     **dict.fromkeys(("max_body_bytes", "max_json_depth", "max_prompts", "max_prompt_chars", "max_pending"), (1, _MOST)),
     **dict.fromkeys(("max_connections", "max_inputs"), (1, _MOST)),
-    **dict.fromkeys(("tokenizers",), (1, 64)),
+    **dict.fromkeys(("apis", "tokenizers"), (1, 64)),
     **dict.fromkeys(("max_waiting", "max_queued_tokens", "max_tenant_waiting", "max_tenant_tokens"), (0, _MOST)),
     **dict.fromkeys(("max_stored_responses", "max_stored_bytes"), (0, _MOST)),
     **dict.fromkeys(("max_batch_bytes", "max_batch_store", "max_batch_lines", "max_batch_files"), (1, _MOST)),
@@ -50,6 +50,7 @@ class ServeConfig:
     host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     port: int = _flag(8000, "Port to listen on; 0 picks a free one.")
     layout: str = _flag("auto", f"Processes: {', '.join(LAYOUTS)}. {LAYOUT_RULE}")
+    apis: int = _flag(1, "Front ends that share the port, with --layout full.")
     tokenizers: int = _flag(1, "Processes for templates and tokenizing, with --layout full.")
     allowed_hosts: str = _flag("", "Names, separated by commas, that clients may call a server on loopback by.")
     key_file: str = _flag("", "File of API keys (SECURITY.md); default: none are needed.")
@@ -109,6 +110,7 @@ class ServeConfig:
             raise InvalidInput("otlp_endpoint", self.otlp_endpoint, "give a URL, as http://localhost:4318/v1/traces")
         if self.layout not in LAYOUTS:
             raise InvalidInput("layout", self.layout, "use one of " + ", ".join(LAYOUTS))
+        self._check_roles()
         if not self.host.strip():
             raise InvalidInput("host", self.host, "give an address; 127.0.0.1 is this machine alone, 0.0.0.0 all")
         wrong = next((name for name in self.host_names if not _is_host(name)), None)
@@ -124,6 +126,14 @@ class ServeConfig:
         for name in (each.name for each in fields(self) if each.name.endswith("_timeout")):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")
+
+    def _check_roles(self) -> None:
+        for name in ("apis", "tokenizers"):
+            if getattr(self, name) != 1 and self.layout != "full":
+                raise InvalidInput(name, getattr(self, name), "are processes of --layout full; ask for that")
+        for name in ("admin_socket", "batch_dir"):
+            if self.apis > 1 and getattr(self, name):
+                raise InvalidInput(name, getattr(self, name), "is for one front end; use --apis 1")
 
     @property
     def host_names(self) -> tuple[str, ...]:

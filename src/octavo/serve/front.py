@@ -14,11 +14,11 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial, wraps
+from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,32 +27,33 @@ from starlette.responses import Response
 
 from octavo.core.admission import Ask
 from octavo.core.params import SamplingParams
-from octavo.serve.admission import Admission, Visit, ask_of, tenant_of
+from octavo.serve.admission import Gate, OwnGate, Stay, ask_of, pace_of, tenant_of
 from octavo.serve.answers import Reply
 from octavo.serve.body import read_json
 from octavo.serve.config import ServeConfig
-from octavo.serve.dialects import OPENAI, Dialect, json_response
+from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError, invalid
-from octavo.serve.generate import Choice, Job, collect
+from octavo.serve.generate import Job, collect
 from octavo.serve.guard import KEY
-from octavo.serve.interrupt import LINE, while_there
+from octavo.serve.interrupt import while_there
 from octavo.serve.keys import Key
 from octavo.serve.known_names import GENERATION, Names
-from octavo.serve.ledger import Ledger
 from octavo.serve.logs import log_request
 from octavo.serve.metrics import Metrics, failure_class
 from octavo.serve.names import Warnings, decode_request, note
+from octavo.serve.orders import Order, is_short, whole_answer
 from octavo.serve.params import sampling_params
 from octavo.serve.port import EnginePort
 from octavo.serve.prompts import Prompt, ending_at_turns, fit_context
 from octavo.serve.protocol import ChatRequest, CompletionRequest
-from octavo.serve.quotas import Quotas
+from octavo.serve.register import Describe, Full, Scrape
 from octavo.serve.sse import EventStream
+from octavo.serve.sums import Values
 from octavo.serve.text_work import EncodeText, Work, do, encoding
 from octavo.serve.tracing import tracing_to
 from octavo.serve.trail import Trail
 
-__all__ = ["BULK", "REQUEST_ID", "Elsewhere", "Events", "Front", "Order", "Whole", "internal_error", "is_small"]
+__all__ = ["BULK", "REQUEST_ID", "Elsewhere", "Front", "Order", "internal_error", "is_small"]
 __all__ += ["request_id_of"]
 
 _Result = TypeVar("_Result")
@@ -62,8 +63,6 @@ _ENGINE_SUFFIX = re.compile(r"\.[0-9a-f]{8}(-[0-9]+)?(~[0-9]+)?$")  # what `_rep
 _TEXT_THREADS = 2
 _OTHER_THREADS = 2  # for `asyncio.to_thread`
 _SMALL_BODY = 1024  # bytes
-_FEW_TOKENS = 256
-_WINDOW = 64  # more would only wait in the engine's queue, in front of others
 _ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
 BULK = "octavo.bulk"  # where the scope of a line of a batch says whose it is
 _LONGEST_BULK = 30 * 86_400.0  # seconds
@@ -72,45 +71,29 @@ _NO_PRIORITY = "start the server with --policy priority to have it honoured"
 _log = logging.getLogger(__name__)
 
 Elsewhere = Callable[[Work], Awaitable[Any]]
-Events = Callable[[EnginePort, Reply, Metrics], AsyncGenerator[bytes, None]]
-Whole = Callable[[EnginePort, Reply, Sequence[Choice]], Any]
 Handler = Callable[[Request], Awaitable[Any]]
-
-
-@dataclass(frozen=True)
-class Order:
-    """A request in our words, and how its API answers. `param` names the prompt; `asked` is the body as it came."""
-
-    body: CompletionRequest | ChatRequest
-    params: SamplingParams
-    warnings: Warnings
-    answer_id: str  # what stands before the request's id in the answer's
-    param: str
-    events: Events | None  # None: there is no stream of it
-    whole: Whole
-    dialect: Dialect = OPENAI
-    asked: Any = None
-    num_prompts: int = 1
-
-    @property
-    def window(self) -> int:
-        """Prompts that the engine is given at once: vectors are made a few at a time, however many are asked for."""
-        return min(self.num_prompts, _WINDOW) if self.params.pooling else self.num_prompts
 
 
 class Front:
     """The state of one application: engine, limits, metrics, places, text threads."""
 
-    def __init__(self, engine: EnginePort, config: ServeConfig, policy: str, elsewhere: Elsewhere | None) -> None:
+    def __init__(
+        self,
+        engine: EnginePort,
+        config: ServeConfig,
+        policy: str,
+        elsewhere: Elsewhere | None = None,
+        gate: Gate | None = None,
+    ) -> None:
         self.engine = engine
         self._elsewhere = elsewhere  # does work on text, if it is not done here
         self.policy = policy
         self.config = config
         self.model = config.served_model_name or engine.model_name
         self.metrics = Metrics(engine, self.model)
-        self.admission = Admission(config.limits(), engine, self.metrics.saw_first_token)
-        self.ledger = Ledger()
-        self.quotas = Quotas()
+        self.gate = OwnGate(config.limits()) if gate is None else gate
+        self.stays: dict[int, Stay] = {}  # requests inside, by number
+        self._numbers = count(1)
         self.tracing = tracing_to(config.otlp_endpoint, self.model)
         self.draining = False  # by the operator
         self.replacing = ""  # another model, which is about to be loaded
@@ -132,11 +115,11 @@ class Front:
     def orphaned(self, names: Sequence[tuple[str, str]]) -> None:
         """Requests that another front end had let in were cancelled when it died: (tenant, the engine's id) of each."""
         for tenant, name in names:
-            self.ledger.orphaned(tenant if self.config.key_file else "", _ENGINE_SUFFIX.sub("", name))
+            self.gate.orphaned(tenant if self.config.key_file else "", _ENGINE_SUFFIX.sub("", name))
 
     def cut(self) -> None:
         """It waits no longer: what is open ends with an error."""
-        for job in self.ledger.jobs():
+        for job in [stay.job for stay in self.stays.values() if stay.job is not None]:
             job.end(ApiError(503, "The server stops; send the request again, elsewhere.", code="draining"))
 
     def close(self) -> None:
@@ -240,12 +223,12 @@ class Front:
             retry = {"Retry-After": "5"}
             raise ApiError(503, "The engine does not run; see /health.", code="engine_down", headers=retry)
 
-    def refuses_now(self) -> str | None:
+    async def refuses_now(self) -> str | None:
         """Why a small request of nobody in particular would not be let in now; None if it would."""
         if self.draining or self.replacing or self._leaving < math.inf:
             return _DRAINING
-        refusal = self.admission.refusal(Ask("", 1))
-        return None if refusal is None else refusal.message
+        refusal: str | None = await self.gate.ask(Full(pace_of(self.engine)))
+        return refusal
 
     def tenant(self, http: Request) -> str:
         """Whose request it is: the name of its key, where there are keys."""
@@ -269,8 +252,8 @@ class Front:
                 return EventStream(stream, reply.headers(), self.config.stall_timeout, close, order.dialect, wrote)
             work = partial(collect, self.engine, reply.job, self.metrics)
             choices = await while_there(http.scope, http.receive, work)
-            told = partial(_whole_answer, order, self.engine, reply, choices)
-            return await self.text_work(_is_short(order, reply.job), told)
+            told = partial(whole_answer, order, self.engine, reply, choices)
+            return await self.text_work(is_short(order, reply.job), told)
 
     async def admitted(self, http: Request, order: Order, places: ExitStack) -> Reply:
         """A request with its token ids and its places, which ``places`` gives back. Raises ``ApiError``."""
@@ -283,11 +266,8 @@ class Front:
         if self.draining or self.replacing or http.scope[_ARRIVED] > self._leaving:
             raise ApiError(503, _DRAINING, code="draining", headers={"Retry-After": "5"})
         request_id, tenant, key = request_id_of(http, order.body.request_id), self.tenant(http), http.scope.get(KEY)
-        is_bulk = BULK in http.scope
-        places.enter_context(self.quotas.inside(None if is_bulk else key))
-        entry = places.enter_context(self.ledger.running("" if key is None else key.name, request_id))
-        if not is_bulk:
-            self.admission.check(Ask(tenant, sequences))  # before work is done for it
+        stay = self._stay(places, is_bulk=BULK in http.scope)
+        await stay.arrive("" if key is None else key.name, request_id, key, Ask(tenant, sequences))
         trail = self._trail(http, order, request_id, tenant)
         begun = time.monotonic()
         work = encoding(order.body)
@@ -295,16 +275,43 @@ class Front:
         prompts: list[Prompt] = await self.text(work, plain)
         trail.tokenize = time.monotonic() - begun
         fit_context(prompts, params, self.engine, order.param)
-        self.quotas.check_tokens(key, sum(len(prompt.token_ids) for prompt in prompts))
         ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms), order.window)
-        visit = places.enter_context(self.admission.aside(ask) if is_bulk else self.admission.enter(ask))
-        reply = self._reply(order, trail, prompts, visit)
+        await stay.enter(sum(len(prompt.token_ids) for prompt in prompts), ask)
+        reply = self._reply(order, trail, prompts, stay)
         places.callback(self._ended, reply.job)
         reply.job.cache_salt = self._salt(key, reply.job.cache_salt)
-        places.callback(lambda: self.quotas.charge_tokens(key, reply.job.usage().total_tokens))
-        reply.job.line = http.scope.get(LINE)
-        entry.job = reply.job
+        stay.job = reply.job
         return reply
+
+    def _stay(self, places: ExitStack, *, is_bulk: bool = False) -> Stay:
+        """A stay that ends with ``places``."""
+        number = next(self._numbers)
+        stay = self.stays[number] = Stay(self.gate, number, self.engine, self.metrics.saw_first_token, is_bulk)
+        places.callback(self.stays.pop, number)
+        places.callback(stay.leave)
+        return stay
+
+    def metered(self, handler: Handler) -> Handler:
+        """The handler of what asks nothing of the engine, counted against the quota of the request's key."""
+
+        @wraps(handler)
+        async def counted(http: Request) -> Any:
+            with ExitStack() as places:
+                await self._stay(places).arrive("", "", http.scope.get(KEY), None)
+                return await handler(http)
+
+        return counted
+
+    async def metrics_text(self) -> bytes:
+        """The metrics of all front ends, in Prometheus' text format."""
+        others = await self.gate.ask(Scrape(self.metrics.values()))
+        return self.metrics.text(msgspec.convert(others, Values))
+
+    async def describe(self, owner: str, request_id: str) -> dict[str, Any]:
+        """What became of a request; of one that runs here, with what it has used."""
+        told: dict[str, Any] = await self.gate.ask(Describe(owner, request_id))
+        here = next((stay for stay in self.stays.values() if stay.name == (owner, request_id)), None)
+        return told if here is None or here.job is None else {**told, "usage": here.job.usage()}
 
     def _trail(self, http: Request, order: Order, request_id: str, tenant: str) -> Trail:
         """The trail of a request so far."""
@@ -337,7 +344,7 @@ class Front:
         self._unseen.add(task)
         task.add_done_callback(self._unseen.discard)
 
-    def _reply(self, order: Order, trail: Trail, prompts: Sequence[Prompt], visit: Visit) -> Reply:
+    def _reply(self, order: Order, trail: Trail, prompts: Sequence[Prompt], stay: Stay) -> Reply:
         body, request_id = order.body, trail.request_id
         job = Job(
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
@@ -351,28 +358,18 @@ class Front:
             tenant=trail.tenant,
             bulk=trail.bulk,
             trail=trail,
-            saw_first_token=visit.first_token,
+            saw_first_token=stay.first_token,
             window=order.window,
         )
         asked = body if order.asked is None else order.asked
         answer_id = f"{order.answer_id}{request_id}"
-        return Reply(asked, job, self.model, answer_id, request_id, order.warnings, first_token_s=visit.forecast)
+        return Reply(asked, job, self.model, answer_id, request_id, order.warnings, first_token_s=stay.forecast)
 
 
 def is_small(http: Request) -> bool:
     """Whether a request's body is so short that all work on its text takes well below a millisecond."""
     length = http.headers.get("content-length", "")
     return length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= _SMALL_BODY
-
-
-def _is_short(order: Order, job: Job) -> bool:
-    """Whether an answer is written in no time."""
-    few = sum(job.output_tokens.values()) <= _FEW_TOKENS and not (order.params.pooling and order.num_prompts > 1)
-    return few and order.params.logprobs is None and order.params.prompt_logprobs is None
-
-
-def _whole_answer(order: Order, engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> Response:
-    return json_response(order.whole(engine, reply, choices), reply.headers())
 
 
 def _credentials(http: Request) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.serve.errors import ApiError
-from octavo.serve.generate import Job
 
 __all__ = ["Entry", "Ledger"]
 
@@ -18,9 +17,9 @@ _REMEMBERED = 4096  # requests that have ended
 
 @dataclass
 class Entry:
-    """A request that is being served; `job` once the engine has been asked for something."""
+    """A request that is being served; ``outcome``: how it ends, once the engine has been asked for something."""
 
-    job: Job | None = None
+    outcome: str = ""
 
 
 class Ledger:
@@ -39,10 +38,6 @@ class Ledger:
         """Requests that run."""
         return len(self._running)
 
-    def jobs(self) -> list[Job]:
-        """What the engine has been asked for."""
-        return [entry.job for entry in self._running.values() if entry.job is not None]
-
     @contextmanager
     def running(self, owner: str, request_id: str) -> Iterator[Entry]:
         """Keep an id for one request while the block runs. Raises ``ApiError`` 409."""
@@ -55,8 +50,8 @@ class Ledger:
             yield entry
         finally:
             del self._running[name]
-            if entry.job is not None:
-                self._remember(name, entry.job.outcome)
+            if entry.outcome:
+                self._remember(name, entry.outcome)
 
     def orphaned(self, owner: str, request_id: str) -> None:
         """A request was cancelled when the front end that served it died."""
@@ -75,9 +70,8 @@ class Ledger:
         What the engine failed on, or what took too long, is finished with `finish_reason` "error".
         """
         told: dict[str, Any] = {"id": request_id, "object": "request"}
-        entry = self._running.get((owner, request_id))
-        if entry is not None:
-            return {**told, "status": "running", **({} if entry.job is None else {"usage": entry.job.usage()})}
+        if (owner, request_id) in self._running:
+            return {**told, "status": "running"}
         ended = self._ended.get((owner, request_id), "unknown")
         if ended == "error":
             return {**told, "status": "finished", "finish_reason": ended}

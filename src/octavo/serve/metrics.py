@@ -22,8 +22,10 @@ from octavo.serve.errors import ApiError
 from octavo.serve.logs import lines_dropped
 from octavo.serve.metric_table import BY_NAME, METRICS, Metric
 from octavo.serve.port import Delta, EnginePort
+from octavo.serve.sums import Values
 from octavo.serve.trail import Trail
 
+_OURS = ("requests_resumed", "log_lines_dropped")  # statistics of each front end, not of the engine
 __all__ = ["Metrics", "RequestClock", "failure_class"]
 
 _BY_CODE = {
@@ -58,6 +60,7 @@ class Metrics(Collector):
         self._values: dict[str, dict[tuple[str, ...], float]] = {m.name: {} for m in METRICS if not m.buckets}
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {m.name: {} for m in METRICS if m.buckets}
         self._values["octavo:active_requests"][()] = 0
+        self._others = Values()  # what other front ends count, as of the scrape
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -132,14 +135,29 @@ class Metrics(Collector):
 
     # -- the scrape
 
-    def text(self) -> bytes:
-        """In Prometheus' text format."""
+    def values(self) -> Values:
+        """What is counted here, for whoever adds it to what other front ends count."""
+        sums = Values({}, {})
+        for name, values in self._values.items():
+            kind = sums.gauges if BY_NAME[name].kind == "gauge" else sums.counters
+            kind[name] = [(labels, [value]) for labels, value in values.items()]
+        for name, histograms in self._histograms.items():
+            sums.counters[name] = [(labels, [*each.counts, each.total]) for labels, each in histograms.items()]
+        stats = self._engine.stats()
+        sums.counters |= {stat: [((), [stats[stat]])] for stat in _OURS if stat in stats}
+        return sums
+
+    def text(self, others: Values | None = None) -> bytes:
+        """In Prometheus' text format, with what other front ends count."""
+        self._others = Values() if others is None else others
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Family]:
         """All families, those without a sample too."""
         own = {"live_objects/front": len(gc.get_objects()), "log_lines_dropped": lines_dropped()}
         stats = {**self._engine.stats(), **own}
+        for stat in _OURS:
+            stats[stat] = stats.get(stat, 0) + sum(sum(numbers) for _, numbers in self._others.counters.get(stat, ()))
         total = stats.get("pages_total", 0)
         if total:
             stats["kv_usage"] = 1 - (stats.get("pages_free", 0) + stats.get("pages_cached", 0)) / total
@@ -149,13 +167,32 @@ class Metrics(Collector):
     def _family(self, metric: Metric, stats: Mapping[str, float]) -> Family:
         kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
         family = kind(metric.name, metric.text, labels=["model_name", *metric.labels])
-        for labels, value in _told(metric, stats) if metric.stat else self._values[metric.name].items():
+        for labels, value in _told(metric, stats) if metric.stat else self._counted(metric).items():
             family.add_metric([self._model, *labels], float(value))
         return family
 
+    def _counted(self, metric: Metric) -> dict[tuple[str, ...], float]:
+        """A counter or a gauge of all front ends, by labels."""
+        found = dict(self._values[metric.name])
+        for kind in (self._others.counters, self._others.gauges):
+            for labels, (value,) in kind.get(metric.name, ()):
+                found[labels] = found.get(labels, 0) + value
+        return found
+
+    def _histograms_of(self, metric: Metric) -> dict[tuple[str, ...], Histogram]:
+        """A histogram of all front ends, by labels."""
+        own, theirs = self._histograms[metric.name], self._others.counters.get(metric.name, ())
+        found = dict(own)
+        for labels, (*counts, total) in theirs:
+            both, mine = Histogram(metric.buckets), own.get(labels)
+            both.counts = [int(count) + (0 if mine is None else mine.counts[i]) for i, count in enumerate(counts)]
+            both.total = total + (0.0 if mine is None else mine.total)
+            found[labels] = both
+        return found
+
     def _histogram_family(self, metric: Metric, stats: Mapping[str, float]) -> Family:
         family = HistogramMetricFamily(metric.name, metric.text, labels=["model_name", *metric.labels])
-        known = self._histograms[metric.name]
+        known = self._histograms_of(metric)
         if metric.stat and f"{metric.stat}/sum" in stats:
             known = {(): _histogram_of(metric, stats)}
         for labels, histogram in known.items():

@@ -11,9 +11,10 @@ from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import from_invalid_input
-from octavo.serve.front import Front, Order, Whole
+from octavo.serve.front import Front, Order
 from octavo.serve.known_names import LABEL, NEVER_CUT, NO_TEMPLATE, ONE_MODEL, TEXT_ONLY, is_empty, one_of
 from octavo.serve.names import Warnings, translated
+from octavo.serve.orders import Whole
 from octavo.serve.prompts import check_inputs
 from octavo.serve.protocol import CompletionRequest
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any
-
-from starlette.requests import Request
 
 from octavo.core.quota import Bucket
 from octavo.serve.errors import ApiError
-from octavo.serve.guard import KEY
 from octavo.serve.keys import Key
 
 __all__ = ["Quotas"]
-
-_Handler = Callable[[Request], Awaitable[Any]]
 
 
 @dataclass
@@ -51,16 +44,6 @@ class Quotas:
             yield
         finally:
             account.inside -= 1
-
-    def metered(self, handler: _Handler) -> _Handler:
-        """The handler of a route without work for the engine: it counts as one of its key's requests."""
-
-        @wraps(handler)
-        async def meter(request: Request) -> Any:
-            with self.inside(request.scope.get(KEY)):
-                return await handler(request)
-
-        return meter
 
     def check_tokens(self, key: Key | None, prompt_tokens: int) -> None:
         """Refuse a prompt for which there are no tokens left. Raises ``ApiError`` 429."""

@@ -111,7 +111,7 @@ def routes(front: Front) -> list[Route]:
         Route("/v1/messages", front.answered(api.messages, ANTHROPIC), methods=["POST"]),
         Route(
             "/v1/messages/count_tokens",
-            front.answered(front.quotas.metered(api.count_tokens), ANTHROPIC),
+            front.answered(front.metered(api.count_tokens), ANTHROPIC),
             methods=["POST"],
         ),
     ]

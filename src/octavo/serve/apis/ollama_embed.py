@@ -17,10 +17,11 @@ from octavo.serve.apis.ollama import plain_name
 from octavo.serve.apis.ollama_answers import OLLAMA
 from octavo.serve.described import described
 from octavo.serve.dialects import Dialect, warned
-from octavo.serve.front import Front, Whole, request_id_of
+from octavo.serve.front import Front, request_id_of
 from octavo.serve.generate import Choice
 from octavo.serve.known_names import NEVER_CUT, Names
 from octavo.serve.names import Warnings
+from octavo.serve.orders import Whole
 from octavo.serve.pooled import PooledRequest, pooled_order
 from octavo.serve.port import EnginePort
 

@@ -54,7 +54,7 @@ class _Probes:
     @described(gives=Health, unwell=(503,))
     async def ready(self, http: Request) -> Response:
         """GET /health/ready, /health: 503 while a request that comes now would not be served soon."""
-        return self._answer(self._stuck() or self._busy())
+        return self._answer(self._stuck() or await self._busy())
 
     def _answer(self, problem: str | None) -> Response:
         body = Health("ok" if problem is None else "unhealthy", problem, self._front.model)
@@ -67,13 +67,13 @@ class _Probes:
         _log.error("unhealthy: %s", problem)
         return problem.split(":")[0]  # what follows is for the log alone
 
-    def _busy(self) -> str | None:
+    async def _busy(self) -> str | None:
         """What stands between a request that comes now and the engine."""
         stats, most = self._front.engine.stats(), self._front.config.ready_timeout
         inside = stats.get("num_running", 0) + stats.get("num_waiting", 0)
         if inside and stats.get("last_step_age", 0.0) > most:
             return f"no step has ended for {most:g} s"
-        return self._front.refuses_now()
+        return await self._front.refuses_now()
 
     async def version(self, http: Request) -> Response:
         """GET /version."""
@@ -82,4 +82,4 @@ class _Probes:
     @described(gives=_METRICS)
     async def metrics(self, http: Request) -> Response:
         """GET /metrics, in Prometheus' text format."""
-        return Response(self._front.metrics.text(), media_type=_METRICS)
+        return Response(await self._front.metrics_text(), media_type=_METRICS)

@@ -22,13 +22,12 @@ def routes(front: Front) -> list[Route]:
         """GET /v1/requests/{id}: what became of it."""
         key: Key | None = http.scope.get(KEY)
         owner = "" if key is None else key.name
-        return json_response(front.ledger.describe(owner, http.path_params["request_id"]))
+        return json_response(await front.describe(owner, http.path_params["request_id"]))
 
     async def explain(http: Request) -> Response:
         """GET /v1/requests/{id}/explain: why it took as long as it did."""
         name = http.path_params["request_id"]
-        with front.quotas.inside(http.scope.get(KEY)):
-            found = await front.engine.explain(name, front.tenant(http))
+        found = await front.engine.explain(name, front.tenant(http))
         if not found:
             message = "No such request is remembered: it never ran, is another key's, or ran too long ago."
             raise ApiError(404, message, code="request_not_found")
@@ -36,5 +35,5 @@ def routes(front: Front) -> list[Route]:
 
     return [
         Route("/v1/requests/{request_id}", front.answered(status), methods=["GET"]),
-        Route("/v1/requests/{request_id}/explain", front.answered(explain), methods=["GET"]),
+        Route("/v1/requests/{request_id}/explain", front.answered(front.metered(explain)), methods=["GET"]),
     ]

@@ -34,6 +34,7 @@ from octavo.serve.text_work import encoding
 __all__ = ["NAMES", "ResponsesRequest", "routes"]
 
 _CACHED = "prefixes are cached and found again by themselves"
+_SEVERAL = "this server has several front ends, and keeps no responses; it would with --apis 1"
 _LOGPROBS = "message.output_text.logprobs"
 _ELSEWHERE = "it is a service of OpenAI's that this server does not have; leave it out"
 
@@ -95,7 +96,7 @@ def routes(front: Front) -> list[Route]:
     api, one = _Responses(front), "/v1/responses/{response_id}"
     table = [
         ("/v1/responses", "POST", api.create),
-        ("/v1/responses/input_tokens", "POST", front.quotas.metered(api.count)),
+        ("/v1/responses/input_tokens", "POST", front.metered(api.count)),
         (one, "GET", api.retrieve),
         (one, "DELETE", api.delete),
         (f"{one}/cancel", "POST", api.cancel),
@@ -107,7 +108,9 @@ def routes(front: Front) -> list[Route]:
 class _Responses:
     def __init__(self, front: Front) -> None:
         self._front = front
-        self._store = ResponseStore(front.config.max_stored_responses, front.config.max_stored_bytes)
+        self._several = front.config.apis > 1  # who is asked later may be another one, so nobody keeps any
+        most = 0 if self._several else front.config.max_stored_responses
+        self._store = ResponseStore(most, front.config.max_stored_bytes)
 
     @described(ResponsesRequest, names=NAMES, needs=("input",), runs=True)
     async def create(self, http: Request) -> Any:
@@ -115,11 +118,22 @@ class _Responses:
         front = self._front
         asked, warnings = await front.body(http, ResponsesRequest, NAMES)
         _check(asked, warnings)
+        self._check_kept(asked, warnings)
         turns = self._earlier(asked, front.tenant(http))
         turns, body, params = await front.in_thread(self._understood, asked, turns)
         exchange = Exchange(asked, turns, self._store if asked.store is not False else None)
         order = Order(body, params, warnings, "resp_", "messages", response_events, response_whole, RESPONSES, exchange)
         return await (self._in_background(http, order) if asked.background else front.serve(http, order))
+
+    def _check_kept(self, asked: ResponsesRequest, warnings: Warnings) -> None:
+        """With several front ends nothing is kept: refuse what goes on from it. Raises ``ApiError`` 400."""
+        if not self._several:
+            return
+        for name in ("previous_response_id", "background"):
+            if getattr(asked, name):
+                raise invalid(name, _SEVERAL)
+        if asked.store:
+            note(warnings, "store", _SEVERAL)
 
     async def _in_background(self, http: Request, order: Order) -> Response:
         """Answer at once; what comes of it is asked for later."""

@@ -59,12 +59,12 @@ def routes(front: Front) -> list[Route]:
     found = []
     for prefix in ("", "/v1"):
         found += [
-            Route(f"{prefix}/tokenize", front.answered(front.quotas.metered(api.tokenize)), methods=post),
-            Route(f"{prefix}/detokenize", front.answered(front.quotas.metered(api.detokenize)), methods=post),
+            Route(f"{prefix}/tokenize", front.answered(front.metered(api.tokenize)), methods=post),
+            Route(f"{prefix}/detokenize", front.answered(front.metered(api.detokenize)), methods=post),
         ]
     return [
         *found,
-        Route("/apply-template", front.answered(front.quotas.metered(api.apply_template)), methods=post),
+        Route("/apply-template", front.answered(front.metered(api.apply_template)), methods=post),
         Route("/tokenizer_info", front.answered(api.info), methods=["GET"]),
     ]
 

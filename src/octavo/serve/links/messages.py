@@ -1,8 +1,4 @@
-"""The messages between processes: typed, bounded, versioned. Fixed schemas, so no byte received names a type to build.
-
-frames of one message    header (schema version, sender's epoch, receiver's epoch) | body (MessagePack)
-of one that is relayed   header of who relays it | header | body, as they came
-of a step with its text  header | body, as they came | `Texts`
+"""The messages between processes: typed, bounded. Fixed schemas, so no byte received names a type to build.
 
 An *epoch* is the number of one life of one process, given by the supervisor and never given again. A *row* is the
 number under which a front end follows one choice in one engine: a request with n choices takes n rows in sequence, and
@@ -11,37 +7,32 @@ new ones in each engine that takes it over. Whatever names a row that is not fol
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Generic, TypeVar, cast
+from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from octavo.core.batch import TokenLogprobs
-from octavo.core.errors import OctavoError
 from octavo.core.params import MAX_CHOICES, SamplingParams
 from octavo.core.request import MAX_ID_CHARACTERS
+from octavo.serve.links.wire import MAX_BYTES, Link, ProtocolError, ends_of, relayed
 from octavo.tokenizers.base import TokenizerTraits
 
 __all__ = [
-    "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "MAX_ORPHANS", "REQUEST_END", "TOKEN", "ApiHello", "Beat", "Cancel",
-    "Drain", "EngineFacts", "Event", "Explain", "Explained", "Failed", "Flush", "FromEngine", "FromText", "Gone",
-    "Join", "Joined", "Left", "Link", "Look", "Orders", "Orphaned", "ProtocolError", "Read", "Ready", "Refused",
-    "Replace", "Route", "Seen", "Shed", "Shown", "Stats", "Step", "Stop", "Submit", "Texts", "ToChild", "ToEngine",
-    "ToSupervisor", "ToText", "Up", "ends_of", "pack_logprobs", "relayed", "unpack_logprobs",
+    "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "MAX_ORPHANS", "REQUEST_END", "TOKEN", "Answer", "ApiHello", "Beat",
+    "Cancel", "Drain", "EngineFacts", "Event", "Explain", "Explained", "Failed", "Flush", "FromEngine", "FromText",
+    "Gone", "Join", "Joined", "Left", "Link", "Look", "Orders", "Orphaned", "ProtocolError", "Question", "Read",
+    "Ready", "Refused", "Replace", "Route", "Seen", "Shed", "Shown", "Stats", "Step", "Stop", "Submit", "Texts",
+    "ToChild", "ToEngine", "ToSupervisor", "ToText", "Up", "ends_of", "pack_logprobs", "relayed", "unpack_logprobs",
 ]  # fmt: skip
 
-VERSION = 3
-MAX_BYTES = 64 << 20  # of one message
 MAX_EXPLANATION = 4 << 20
 MAX_SEEN = 4 << 20
 MAX_ORPHANS = 4096
 MAX_HIDDEN = 4 << 20  # of a pooled state, as `TokenEvent` has it
 TOKEN, CHOICE_END, REQUEST_END = range(3)  # kinds of `Event`
 
-_HEADER = struct.Struct("<4sHxxQQ")
-_MAGIC = b"octv"
 _Name = Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)]
 _Text = Annotated[str, Meta(max_length=4096)]
 _Row = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -49,10 +40,6 @@ _Id = Annotated[int, Meta(ge=0, lt=2**31)]
 _Epoch = Annotated[int, Meta(ge=1, lt=2**62)]
 _Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Logprobs = tuple[int, float, int, tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]
-
-
-class ProtocolError(OctavoError):
-    """A message that this schema does not know: too large, malformed, or of another version."""
 
 
 class _Message(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -315,67 +302,23 @@ class Replace(_Message, tag=47):
     model: _Text
 
 
-ToSupervisor = Ready | Failed | Beat | Orders | Replace
-ToChild = Up | Gone | Drain | Orders
+class Question(_Message, tag=48):
+    """A front end asks the register something (`octavo.serve.register.Asked`), or tells it, with the number 0."""
 
-_Out = TypeVar("_Out")
-_In = TypeVar("_In")
-
-
-class Link(Generic[_Out, _In]):
-    """One kind of link, seen from one end: which messages go out and which may come in."""
-
-    def __init__(self, kinds: object) -> None:
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(kinds).decode
-
-    def pack(self, message: _Out, sender: int, receiver: int = 0) -> list[bytes]:
-        """The frames of a message; receiver 0: whoever gets it. Raises ``ProtocolError`` for one that is too large."""
-        return [_header(sender, receiver), self.pack_body(message)]
-
-    def pack_body(self, message: _Out) -> bytes:
-        """A message without its header."""
-        body = self._encode(message)
-        if len(body) > MAX_BYTES:
-            raise ProtocolError(f"a message of {len(body)} bytes; at most {MAX_BYTES} may be sent")
-        return body
-
-    def unpack(self, frames: Sequence[bytes], own: int) -> tuple[int, _In] | None:
-        """Sender's epoch and message; None for one to another life. Raises ``ProtocolError`` for what is no message."""
-        if len(frames) != 2:
-            raise ProtocolError(f"{len(frames)} frames of {sum(map(len, frames))} bytes are no message")
-        sender, receiver = ends_of(frames[0])
-        return (sender, self.unpack_body(frames[1])) if receiver in (0, own) else None
-
-    def unpack_body(self, body: bytes) -> _In:
-        """A message without its header. Raises ``ProtocolError``."""
-        if len(body) > MAX_BYTES:
-            raise ProtocolError(f"a message of {len(body)} bytes; at most {MAX_BYTES} may be sent")
-        try:
-            return cast("_In", self._decode(body))
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"a message that does not fit its schema: {error}") from error
-        except RecursionError as error:
-            raise ProtocolError("a message that is nested too deep") from error
+    number: _Row
+    asked: msgspec.Raw
 
 
-def ends_of(header: bytes) -> tuple[int, int]:
-    """Epochs of a message's sender and receiver. Raises ``ProtocolError``."""
-    if len(header) != _HEADER.size:
-        raise ProtocolError(f"{len(header)} bytes are no header of a message")
-    magic, version, sender, receiver = _HEADER.unpack(header)
-    if magic != _MAGIC or version != VERSION:
-        raise ProtocolError(f"a message of version {version}; this process speaks {VERSION}")
-    return sender, receiver
+class Answer(_Message, tag=49):
+    """What the register says: a value in MessagePack, or an error (status, message, param, code, headers)."""
+
+    number: _Row
+    content: bytes = b""
+    error: tuple[int, str, str | None, str | None, dict[str, str]] | None = None
 
 
-def relayed(frames: Sequence[bytes], sender: int, receiver: int) -> list[bytes]:
-    """A message as it came, for somebody who has to know of it."""
-    return [_header(sender, receiver), *frames]
-
-
-def _header(sender: int, receiver: int) -> bytes:
-    return _HEADER.pack(_MAGIC, VERSION, sender, receiver)
+ToSupervisor = Ready | Failed | Beat | Orders | Replace | Question
+ToChild = Up | Gone | Drain | Orders | Answer
 
 
 def pack_logprobs(entry: TokenLogprobs | None) -> Logprobs | None:

@@ -21,6 +21,7 @@ from octavo.serve.front import Front
 from octavo.serve.http import HttpServer, run_loop, uvicorn_config
 from octavo.serve.links.asker import Answered, Ask, Asker
 from octavo.serve.links.messages import (
+    Answer,
     ApiHello,
     Beat,
     Drain,
@@ -40,9 +41,12 @@ from octavo.serve.links.messages import (
 from octavo.serve.links.supervision import DETOKENIZER, ENGINE, TOKENIZER
 from octavo.serve.links.told_words import ToldTokenizer
 from octavo.serve.logs import level_name, set_level
+from octavo.serve.register import Scrape
 from octavo.serve.roles.child import Child
+from octavo.serve.roles.gate import RemoteGate
 from octavo.serve.roles.remote import RemoteEngine
 from octavo.serve.roles.sockets import LoopSocket, connected
+from octavo.serve.sums import Values
 from octavo.serve.text_work import Work
 
 __all__ = ["run_api"]
@@ -62,6 +66,8 @@ class _FrontEnd:
         self.text_link: Link[ToEngine, FromText] = Link(FromText)
         self.task_link: Link[Ask, Answered] = Link(Answered)
         self.asker = Asker()
+        self.gate: RemoteGate | None = None
+        self.counted: Callable[[], Values] | None = None  # what others may have to tell of us
         self._tasks: dict[int, asyncio.Future[Any]] = {}  # that tokenizers have, by number
         self.engine: RemoteEngine | None = None
         self.server: HttpServer | None = None
@@ -105,17 +111,15 @@ class _FrontEnd:
             patience=settings.server.step_timeout,
             apart=settings.is_full,
         )
-        app = create_app(
-            self.engine,
-            settings.server,
-            policy=settings.engine.policy,
-            elsewhere=self._work if settings.is_full else None,
-        )
+        self.gate = RemoteGate(lambda question: control.send(self.child.link.pack(question, self.child.epoch)))
+        more: dict[str, Any] = {"elsewhere": self._work, "gate": self.gate} if settings.is_full else {}
+        app = create_app(self.engine, settings.server, policy=settings.engine.policy, **more)
         self.engine.on_orphans = app.state.front.orphaned
         self._front = app.state.front
         self._front.on_orders = lambda: control.send(self.child.link.pack(self._given(), self.child.epoch))
         self._front.replace = lambda model: control.send(self.child.link.pack(Replace(model), self.child.epoch))
         self._obey()
+        self.counted = app.state.front.metrics.values if settings.is_full else None
         self.server = HttpServer(uvicorn_config(app, settings.server))
         gc.collect()
         gc.freeze()
@@ -140,6 +144,8 @@ class _FrontEnd:
                 self.engine.awake()
             for seat in list(self._wires):
                 self._say(Beat(), seat)
+            if self.counted is not None and self.gate is not None:
+                self.gate.tell(Scrape(self.counted()))  # so that little is lost with us
             await asyncio.sleep(self.child.settings.beat)
 
     # -- the supervisor speaks
@@ -154,6 +160,8 @@ class _FrontEnd:
             self._obey()
         elif isinstance(message, Gone):
             self._gone(message)
+        elif isinstance(message, Answer) and self.gate is not None:
+            self.gate.hear(message)
         elif isinstance(message, Drain) and self._beginning is not None:
             self._beginning.cancel()
         elif isinstance(message, Drain) and self.server is not None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -22,7 +23,7 @@ import zmq
 from octavo.core.errors import InvalidInput, OctavoError
 from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
-from octavo.serve.links.messages import Link, ProtocolError, ToChild, ToSupervisor
+from octavo.serve.links.messages import Link, ProtocolError, Question, ToChild, ToSupervisor
 from octavo.serve.links.supervision import API, ENGINE, End, Kill, Rules, Start, Supervision, Tell
 from octavo.serve.notify import READY, STOPPING, notify
 from octavo.serve.roles.child import Settings
@@ -37,6 +38,9 @@ from octavo.serve.roles.sockets import (
 )
 from octavo.serve.signals import ending_signals
 from octavo.serve.words import complain
+
+if TYPE_CHECKING:
+    from octavo.serve.roles.gate import KeptRegister
 
 __all__ = ["serve_apart"]
 
@@ -80,7 +84,10 @@ class _Shop:
         takes_clients = seat.startswith(API)
         descriptor = self.listener.fileno() if takes_clients else -1
         engine = replace(self.engine, model=model) if model else self.engine
-        settings = Settings(seat, epoch, str(self.folder), engine, self.config, descriptor)
+        config = self.config  # what is for all front ends together is divided, if nobody counts it for all
+        if takes_clients:
+            config = replace(config, max_connections=max(1, config.max_connections // config.apis))
+        settings = Settings(seat, epoch, str(self.folder), engine, config, descriptor)
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, f"octavo-{seat}", *map(os.path.abspath, sys.path)],
             stdin=subprocess.PIPE,
@@ -99,11 +106,14 @@ class _Supervisor:
         self.shop, self._wakeup = shop, wakeup
         rules = Rules(silence=shop.config.silence_timeout, drain=shop.config.shutdown_timeout + 5.0)
         full = shop.config.resolved_layout == "full"
-        self.plan = Supervision(apis=1, rules=rules, detokenizers=int(full), tokenizers=full * shop.config.tokenizers)
+        self.plan = Supervision(
+            shop.config.apis, rules=rules, detokenizers=int(full), tokenizers=full * shop.config.tokenizers
+        )
         self.link: Link[ToChild, ToSupervisor] = Link(ToSupervisor)
         self.on_serving: Callable[[], None] = lambda: None
         self._said = False  # that it serves
         self._looked = time.monotonic()  # who lives
+        self._register = _kept_register(shop.config) if full else None
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by epoch
         self._seats: dict[int, str] = {}  # of these
         self._known: set[int] = set()  # epochs that an answer reaches
@@ -194,8 +204,25 @@ class _Supervisor:
             complain(f"process {epoch}: {error}")
             self._kill(epoch)
             return
-        if found is not None and found[0] == epoch and epoch in self._known:
+        if found is None or found[0] != epoch or epoch not in self._known:
+            return
+        if isinstance(found[1], Question):
+            self._ask_register(epoch, found[1])
+        else:
             self.plan.heard(epoch, found[1], time.monotonic())
+
+    def _ask_register(self, epoch: int, question: Question) -> None:
+        """A front end's question; of the dead none is heard."""
+        if self._register is None or epoch not in self._children:
+            return
+        try:
+            answer = self._register.answer(epoch, question)
+        except ProtocolError as error:
+            complain(f"process {epoch}: {error}")
+            self._kill(epoch)
+            return
+        if answer is not None:
+            self._tell(Tell(epoch, answer))
 
     def _hear_signals(self) -> None:
         try:
@@ -219,6 +246,8 @@ class _Supervisor:
                 expected = self.plan.is_ending
                 if expected and seat != ENGINE:
                     self.shop.listener.close()  # nobody will answer: say so
+                if self._register is not None:
+                    self._register.register.gone(epoch)
                 self.plan.exited(epoch, code, time.monotonic())
                 if not expected and not self._has_reason():
                     complain(f"{seat} has ended with {code}")
@@ -233,6 +262,13 @@ class _Supervisor:
         for child in self._children.values():
             child.wait()
             _close(child)
+
+
+def _kept_register(config: ServeConfig) -> KeptRegister:
+    """What it takes is imported where there is one."""
+    from octavo.serve.roles.gate import KeptRegister
+
+    return KeptRegister(config.limits())
 
 
 def _close(child: subprocess.Popen[bytes]) -> None:

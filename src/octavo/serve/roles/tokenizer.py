@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from octavo.core.errors import OctavoError
 from octavo.engine.loader import load_tokenizer
 from octavo.serve.errors import ApiError
 from octavo.serve.front import internal_error
@@ -44,6 +45,7 @@ class _Tokenizer:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.link: Link[Answered, Ask | Beat] = Link(Ask | Beat)
+        self._facts: EngineFacts | None = None
         self._model: _Model | None = None
         self._draining = False
 
@@ -70,9 +72,16 @@ class _Tokenizer:
     def _told(self, frames: Sequence[bytes]) -> None:
         found = self.child.link.unpack(frames, self.child.epoch)
         message = None if found is None else found[1]
-        if isinstance(message, Up) and message.facts is not None and self._model is None:
-            self._begin(message.facts)
+        if isinstance(message, Up) and message.facts is not None:
+            self._meet(message.facts)
         self._draining = self._draining or isinstance(message, Drain)
+
+    def _meet(self, facts: EngineFacts) -> None:
+        if self._facts is not None and facts != self._facts:
+            raise OctavoError("the model has changed under a running server: nothing can go on with it")
+        if self._facts is None:
+            self._facts = facts
+            self._begin(facts)
 
     def _begin(self, facts: EngineFacts) -> None:
         self._model = _Model(load_tokenizer(facts.source), facts.max_seq_len, facts.vocab_size)
