@@ -85,6 +85,14 @@ Features detect() {
 Features detect() { return {}; }
 #endif
 
+int64_t first_level() {
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+  const long bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE);
+  if (bytes > 0) return bytes;
+#endif
+  return first_level_bytes;
+}
+
 void add(std::vector<const Kernels*>* tables, bool supported, const Kernels* (*table)()) {
   if (!supported || table == nullptr) return;
   if (const Kernels* kernels = table()) tables->push_back(kernels);
@@ -94,6 +102,8 @@ void add(std::vector<const Kernels*>* tables, bool supported, const Kernels* (*t
 
 std::vector<const Kernels*> usable_tables() {
   static const Features f = detect();
+  static const int64_t known = first_level_bytes = first_level();
+  (void)known;
   std::vector<const Kernels*> tables;
   add(&tables, f.amx, octavo_kernels_amx);  // docs/decisions/0007
   add(&tables, f.avx512_vnni_bf16, octavo_kernels_avx512_vnni_bf16);

@@ -120,6 +120,9 @@ struct Hopes {
   Noise at;
 };
 
+// Of a first-level data cache; the library sets it when it looks for tables (dispatch.cpp). Work is cut by it, bits never depend on it.
+inline int64_t first_level_bytes = 32 << 10;
+
 struct Kernels {
   const char* name;  // "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni_bf16", "amx", "neon", ...
 

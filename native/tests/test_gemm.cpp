@@ -138,7 +138,7 @@ static void test_bits(const Kernels* k, int fmt, Random& rng, int64_t n, int64_t
   }
 }
 
-// More rows than a block holds, K in several chunks, an epilogue with everything: the bits of rows alone.
+// More rows than a block holds, K in several chunks of either size, an epilogue with everything: the bits of rows alone.
 static void test_blocks(const Kernels* k, int fmt, Random& rng, int64_t rows, int64_t depth, int kind) {
   const int64_t n = 2 * rng.between(17, 50), outs = kind >= EPI_SILU_MUL ? n / 2 : n;
   Matrix m(k, fmt, n, depth, kind >= EPI_SILU_MUL);
@@ -149,6 +149,7 @@ static void test_blocks(const Kernels* k, int fmt, Random& rng, int64_t rows, in
   k->quantize(&a.a, 0, rows, x.data(), depth, nullptr, nullptr);
   std::vector<float> all((size_t)(rows * outs), -7), one(all);
   Epilogue e{kind, all.data(), outs, bias.data(), kind == EPI_ADD ? res.data() : nullptr, outs, kind == EPI_ADD ? 2.0f : 0.0f};
+  first_level_bytes = rng.below(2) ? 48 << 10 : 32 << 10;
   k->gemm(&m.m, &a.a, 0, rows, 0, m.m.panels, &e, nullptr);
   e.out = one.data();
   bool same = true;
