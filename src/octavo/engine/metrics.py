@@ -21,7 +21,7 @@ from octavo.engine.histogram import SEQUENCES, TOKENS, Histogram
 from octavo.engine.tenants import CoreSeconds
 
 _KEPT_REQUESTS = 4096
-_KEPT_STEPS = 65536
+_KEPT_STEPS = 4096
 _TOKEN = EventKind.TOKEN
 _BY_A_TOKEN = ("stop", "length")  # what ends a choice in the step of its last token
 PHASES = ("plan", "prepare", "model", "commit", "measure", "deliver")
