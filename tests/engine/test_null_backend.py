@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.backends import available_backends, create_backend
 from octavo.backends.null_backend import null_tokens
+from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.engine.llm import LLM
 
@@ -54,3 +56,12 @@ def test_a_page_of_somebody_else_is_noticed(model: str, monkeypatch: pytest.Monk
     pool.hashes[:] = array("Q", [7]) * len(pool.hashes)  # the cache hands these out
     wrong = engine.generate([prompt], params)[0].outputs[0]
     assert wrong.error or wrong.token_ids != right.token_ids
+
+
+def test_nobody_takes_it_for_a_model() -> None:
+    said: list[str] = []
+    LLM(str(FIXTURES / "tiny_model.json"), backend="null", say=said.append)
+    assert any("no model runs" in line for line in said)
+    assert "null" not in available_backends()
+    with pytest.raises(InvalidInput, match="known: reference, numpy, native or auto"):
+        create_backend("nul")

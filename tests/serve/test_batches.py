@@ -510,6 +510,27 @@ def test_a_crash_at_any_moment_loses_no_line_and_runs_none_twice(
     assert begun > 8
 
 
+def test_what_was_let_in_goes_on_under_lower_limits(place: str) -> None:
+    engine = OneAnswer()
+
+    async def begin(client: openai.AsyncOpenAI) -> Any:
+        batch = await made(client, text_of(line("a"), line("b"), line("c", "x" * 400)))
+        while batch.request_counts.completed == 0:
+            await asyncio.sleep(0.002)
+            batch = await client.batches.retrieve(batch.id)
+        return batch.id
+
+    name = run(app_at(place, engine, batch_concurrency=1), begin)
+
+    async def again(client: openai.AsyncOpenAI) -> Any:
+        batch = await over(client, await client.batches.retrieve(name))
+        return batch, await lines_of(client, batch.output_file_id), await lines_of(client, batch.error_file_id)
+
+    batch, answers, errors = run(app_at(place, max_batch_lines=1, max_body_bytes=300), again)
+    assert batch.status == "completed" and set(answers) == {"a", "b"}
+    assert errors["c"]["response"]["status_code"] == 413
+
+
 def test_the_batch_of_a_key_that_is_gone_fails(place: str, tmp_path: Path) -> None:
     async def begin(client: openai.AsyncOpenAI) -> Any:
         return await made(client, text_of(line("a")))

@@ -179,7 +179,10 @@ class Desk:
         if self._keys is not None and self._keys.named(record.owner) is None:
             record.errors = [{"code": "no_key", "message": "Its API key is no more.", "param": None, "line": None}]
             return []
-        found = read_lines(self.files.place(source), record.endpoint, config.max_batch_lines, config.max_body_bytes)
+        most, longest = config.max_batch_lines, config.max_body_bytes
+        if record.total:  # it has been checked, by the limits of that time
+            most, longest = record.total, source.bytes
+        found = read_lines(self.files.place(source), record.endpoint, most, longest)
         record.errors = found.errors
         return found.lines
 
