@@ -1,8 +1,8 @@
-"""One process or two: what clients get from each layout, and what its processes take of the CPU for each token.
+"""One process or more: what clients get from each layout, and what its processes take of the CPU for each token.
 
-    python benchmarks/layouts.py [MODEL] [--rounds 3] [--requests 32] [--clients 16]
+    python benchmarks/layouts.py [MODEL] [--layouts single,compact,full] [--rounds 3] [--requests 32] [--clients 16]
 
-Both servers run from the beginning, and are loaded in turns. The front end's price for a token is its process's CPU
+All servers run from the beginning, and are loaded in turns. The front end's price for a token is its process's CPU
 time (reading, tokenizing, detokenizing, writing and all) over the tokens that it delivered.
 """
 
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +22,6 @@ from servers import Server
 
 from octavo.engine.config import EngineConfig
 
-LAYOUTS = ("single", "compact")
 TINY = str(Path(__file__).resolve().parents[1] / "fixtures" / "tiny_model.json")
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -59,26 +59,29 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--layouts", default="single,compact")
     given = parser.parse_args()
+    layouts = given.layouts.split(",")
     model = TINY if given.model == "tiny" else given.model
     name = "tiny-llama" if model == TINY else model
     with ExitStack() as stack:
-        servers = {layout: stack.enter_context(server(model, layout, given.backend)) for layout in LAYOUTS}
+        servers = {layout: stack.enter_context(server(model, layout, given.backend)) for layout in layouts}
         for one in servers.values():
             one.wait(name) if model != TINY else wait_tiny(one)
-        found: dict[str, list[dict[str, float]]] = {layout: [] for layout in LAYOUTS}
+        found: dict[str, list[dict[str, float]]] = {layout: [] for layout in layouts}
         for number in range(given.rounds + 1):
             load = load_of(model, number, given.requests)
-            for layout in LAYOUTS if number % 2 else reversed(LAYOUTS):
+            for layout in layouts if number % 2 else reversed(layouts):
                 row = loaded(servers[layout], name, load, given.clients)
                 if number:  # the first round warms up
                     found[layout].append(row)
     for layout, rows in found.items():
         values = {key: median(row[key] for row in rows) for key in rows[0]}
         print(f"{layout:8}", ", ".join(f"{key} {value:.1f}" for key, value in values.items()))
-    pairs = zip(*(found[layout] for layout in LAYOUTS), strict=True)
-    ratios = sorted(two["tokens_per_s"] / one["tokens_per_s"] for one, two in pairs)
-    print("compact / single, tokens/s:", " ".join(f"{ratio:.3f}" for ratio in ratios))
+    for first, second in pairwise(layouts):
+        pairs = zip(found[first], found[second], strict=True)
+        ratios = sorted(two["tokens_per_s"] / one["tokens_per_s"] for one, two in pairs)
+        print(f"{second} / {first}, tokens/s:", " ".join(f"{ratio:.3f}" for ratio in ratios))
 
 
 def wait_tiny(one: Server) -> None:

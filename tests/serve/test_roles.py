@@ -208,7 +208,7 @@ def test_an_engine_whose_step_hangs_is_started_anew(faults: Any) -> None:
 
 
 def test_every_stream_goes_on_when_who_makes_the_text_is_killed() -> None:
-    with live_server(*FULL) as server:
+    with live_server(*FULL, "--link", "tcp://127.0.0.1") as server:
         undisturbed = asyncio.run(all_streams(server.url))
         assert all(len(told[0][0]) == 24 or told[0][3] == ["stop", "q"] for told in undisturbed)
 

@@ -52,6 +52,7 @@ class ServeConfig:
     layout: str = _flag("auto", f"Processes: {', '.join(LAYOUTS)}. {LAYOUT_RULE}")
     apis: int = _flag(1, "Front ends that share the port, with --layout full.")
     tokenizers: int = _flag(1, "Processes for templates and tokenizing, with --layout full.")
+    link: str = _flag("ipc", "How the processes meet: ipc, or tcp://ADDRESS of this machine (encrypted, with keys).")
     allowed_hosts: str = _flag("", "Names, separated by commas, that clients may call a server on loopback by.")
     key_file: str = _flag("", "File of API keys (SECURITY.md); default: none are needed.")
     share_prefixes: bool = _flag(False, "Let requests of different keys share cached prefixes.")
@@ -128,12 +129,20 @@ class ServeConfig:
                 raise InvalidInput(name, getattr(self, name), "give a finite number of seconds above 0")
 
     def _check_roles(self) -> None:
+        scheme, _, address = self.link.partition("://")
+        if self.link != "ipc" and not (scheme == "tcp" and _is_address(address)):
+            raise InvalidInput("link", self.link, "use ipc, or tcp:// and an address of this machine: tcp://127.0.0.1")
         for name in ("apis", "tokenizers"):
             if getattr(self, name) != 1 and self.layout != "full":
                 raise InvalidInput(name, getattr(self, name), "are processes of --layout full; ask for that")
         for name in ("admin_socket", "batch_dir"):
             if self.apis > 1 and getattr(self, name):
                 raise InvalidInput(name, getattr(self, name), "is for one front end; use --apis 1")
+
+    @property
+    def link_address(self) -> str:
+        """The address at which the processes meet, for TCP; empty: Unix sockets."""
+        return self.link.partition("://")[2]
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -161,9 +170,13 @@ class ServeConfig:
         )
 
 
-def _is_host(name: str) -> bool:
-    """Whether a Host header could name it, without its port."""
+def _is_address(text: str) -> bool:
     try:
-        return bool(_HOST_NAME.fullmatch(name)) or bool(ipaddress.ip_address(name))
+        return bool(ipaddress.ip_address(text))
     except ValueError:
         return False
+
+
+def _is_host(name: str) -> bool:
+    """Whether a Host header could name it, without its port."""
+    return bool(_HOST_NAME.fullmatch(name)) or _is_address(name)

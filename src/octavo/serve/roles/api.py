@@ -45,7 +45,7 @@ from octavo.serve.register import Scrape
 from octavo.serve.roles.child import Child
 from octavo.serve.roles.gate import RemoteGate
 from octavo.serve.roles.remote import RemoteEngine
-from octavo.serve.roles.sockets import LoopSocket, connected
+from octavo.serve.roles.sockets import LoopSocket
 from octavo.serve.sums import Values
 from octavo.serve.text_work import Work
 
@@ -185,7 +185,7 @@ class _FrontEnd:
             raise OctavoError("the model has changed under a running server: nothing can go on with it")
         self._hang_up(up.seat)
         child = self.child
-        socket = connected(child.context, child.folder, up.address, child.epoch)
+        socket = child.place.connected(child.context, up.address, child.epoch)
         by_role = {ENGINE: self._hear, DETOKENIZER: self._hear_text}
         hear = by_role.get(up.seat) or partial(self._hear_tokenizer, up.epoch)
         self._wires[up.seat] = _Wire(up.epoch, LoopSocket(socket, partial(_or_die, hear)))

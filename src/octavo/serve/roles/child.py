@@ -23,7 +23,7 @@ from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.links.messages import Beat, EngineFacts, Failed, Link, Ready, ToChild, ToSupervisor
 from octavo.serve.logs import set_up_logging
-from octavo.serve.roles.sockets import CONTROL, connected
+from octavo.serve.roles.sockets import Place
 from octavo.serve.words import tell
 
 __all__ = ["Child", "Settings", "main"]
@@ -38,6 +38,7 @@ class Settings(msgspec.Struct):
     seat: str
     epoch: int
     folder: str
+    control: str  # the supervisor's address
     engine: EngineConfig
     server: ServeConfig
     listener: int = -1  # file descriptor of the listening socket, for a front end
@@ -63,9 +64,9 @@ class Child:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.epoch, self.folder = settings.epoch, Path(settings.folder)
+        self.epoch, self.place = settings.epoch, Place(Path(settings.folder), settings.server.link_address)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.control = connected(self.context, self.folder, CONTROL, self.epoch)
+        self.control = self.place.connected(self.context, settings.control, self.epoch)
         self.link: Link[ToSupervisor, ToChild] = Link(ToChild)
         self.progress: float | None = None  # when the main thread last came round, if it says so
         self.patience = settings.silence  # seconds that it may take to come round again
@@ -97,7 +98,7 @@ class Child:
         threading.Thread(target=self._beat, name="octavo-beat", daemon=True).start()
 
     def _beat(self) -> None:
-        socket = connected(self.context, self.folder, CONTROL, self.epoch, b"B")
+        socket = self.place.connected(self.context, self.settings.control, self.epoch, b"B")
         while not self._ended.wait(self.settings.beat):
             if self.progress is not None and time.monotonic() - self.progress > self.patience:
                 continue  # the main thread hangs

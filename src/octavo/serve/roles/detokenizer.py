@@ -22,9 +22,10 @@ from octavo.serve.links.messages import (
     ToEngine,
     Up,
 )
+from octavo.serve.links.supervision import DETOKENIZER
 from octavo.serve.links.text_side import TextSide
 from octavo.serve.roles.child import Child
-from octavo.serve.roles.sockets import bound, connected, epoch_of, identity_of, receive
+from octavo.serve.roles.sockets import epoch_of, identity_of, receive
 
 __all__ = ["run_detokenizer"]
 
@@ -44,8 +45,7 @@ class _Detokenizer:
         self.child = child
         self.side = TextSide(child.epoch)
         self.link: Link[ToEngine, ToEngine] = Link(ToEngine)
-        self.address = f"detokenizer-{child.epoch}"
-        self.router = bound(child.context, child.folder, self.address)
+        self.router, self.address = child.place.bound(child.context, f"{DETOKENIZER}-{child.epoch}")
         self._poller = zmq.Poller()
         self._poller.register(child.control, zmq.POLLIN)
         self._poller.register(self.router, zmq.POLLIN)
@@ -90,7 +90,7 @@ class _Detokenizer:
             raise OctavoError("the model has changed under a running server: nothing can go on with it")
         if not begun:
             self._begin(facts)
-        self._engine = connected(self.child.context, self.child.folder, up.address, self.child.epoch)
+        self._engine = self.child.place.connected(self.child.context, up.address, self.child.epoch)
         self._poller.register(self._engine, zmq.POLLIN)
         self.side.engine_up(up.epoch)
         self._engine.send_multipart(self.link.pack(Join(), self.child.epoch, up.epoch), zmq.NOBLOCK)

@@ -37,7 +37,7 @@ from octavo.serve.links.messages import (
 )
 from octavo.serve.roles.child import Child
 from octavo.serve.roles.explainer import Explainer
-from octavo.serve.roles.sockets import bound, epoch_of, identity_of, receive
+from octavo.serve.roles.sockets import epoch_of, identity_of, receive
 
 __all__ = ["run_engine"]
 
@@ -86,8 +86,7 @@ class _EngineProcess:
         self.side = EngineSide(loaded.core, self._make, self._note, apart=child.settings.is_full)
         self.link: Link[FromEngine, ToEngine] = Link(ToEngine)
         self._explainer = Explainer(loaded.core.scheduler.timeline)
-        self.address = f"engine-{child.epoch}"
-        self.router = bound(child.context, child.folder, self.address)
+        self.router, self.address = child.place.bound(child.context, f"engine-{child.epoch}")
         self._poller = zmq.Poller()
         self._poller.register(self.router, zmq.POLLIN)
         self._poller.register(child.control, zmq.POLLIN)

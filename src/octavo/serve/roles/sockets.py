@@ -1,4 +1,4 @@
-"""ZeroMQ over Unix sockets in a folder that only its owner can enter. No socket of ours listens on a network."""
+"""ZeroMQ over Unix sockets in a folder that only its owner can enter; over a network, with keys, only if asked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
@@ -15,46 +16,81 @@ import zmq
 from octavo.core.errors import InvalidInput
 from octavo.serve.links.messages import MAX_BYTES
 
-__all__ = [
-    "CONTROL", "LoopSocket", "bound", "connected", "epoch_of", "identity_of", "is_main_voice", "private_folder",
-    "receive",
-]  # fmt: skip
+__all__ = ["CONTROL", "LoopSocket", "Place", "epoch_of", "identity_of", "is_main_voice", "private_place", "receive"]
+__all__ += ["write_key"]
 
-CONTROL = "control"  # the supervisor's address
+CONTROL = "control"  # the supervisor's socket
+_KEY = "key"  # file of the public and the secret key
 _LONGEST_PATH = 100  # bytes; the system takes 107
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)  # as enumerations they cost twice as much
 _LINGER_MS = 500  # for the last words of a process
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the processes of one server meet: a folder of theirs, and perhaps a network address.
+
+    On a network all links are encrypted (CURVE) with one pair of keys, both of them known in the folder alone: who has
+    not read them there can neither greet a socket of ours nor be taken for one.
+    """
+
+    folder: Path
+    address: str = ""  # of this machine, for TCP; empty: Unix sockets in the folder
+
+    def bound(self, context: zmq.Context[zmq.Socket[bytes]], name: str) -> tuple[zmq.Socket[bytes], str]:
+        """A ROUTER that listens, and where. A message to somebody who has left raises ``zmq.ZMQError``."""
+        socket = _prepared(context.socket(zmq.ROUTER))
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if not self.address:
+            socket.bind(f"ipc://{self.folder / name}")
+            return socket, name
+        socket.curve_publickey, socket.curve_secretkey = self._key()
+        socket.curve_server = True
+        port = socket.bind_to_random_port(f"tcp://{_bracketed(self.address)}")
+        return socket, f"tcp://{_bracketed(self.address)}:{port}"
+
+    def connected(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, epoch: int, voice: bytes = b"E"
+    ) -> zmq.Socket[bytes]:
+        """A DEALER that speaks for one life of a process; `voice` tells several sockets of it apart."""
+        socket = _prepared(context.socket(zmq.DEALER))
+        socket.setsockopt(zmq.IDENTITY, identity_of(epoch, voice))
+        if self.address:
+            socket.curve_publickey, socket.curve_secretkey = self._key()
+            socket.curve_serverkey = self._key()[0]
+            socket.connect(address)
+        else:
+            socket.connect(f"ipc://{self.folder / address}")
+        return socket
+
+    def _key(self) -> tuple[bytes, bytes]:
+        public, secret = (self.folder / _KEY).read_bytes().split()
+        return public, secret
+
+
 @contextmanager
-def private_folder() -> Iterator[Path]:
+def private_place(address: str = "") -> Iterator[Place]:
     """A new folder (mode 0700) while the block runs. Raises ``InvalidInput`` if its path is too long for a socket."""
     parent = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = Path(tempfile.mkdtemp(prefix="octavo-", dir=parent if os.path.isdir(parent) else None))
     try:
-        if len(os.fsencode(folder)) + len("/engine-") + 20 > _LONGEST_PATH:
+        if len(os.fsencode(folder)) + len("/detokenizer-") + 20 > _LONGEST_PATH:
             raise InvalidInput("TMPDIR", str(folder.parent), "is too long a path for a socket; name a shorter one")
-        yield folder
+        if address:
+            write_key(folder)
+        yield Place(folder, address)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def bound(context: zmq.Context[zmq.Socket[bytes]], folder: Path, name: str) -> zmq.Socket[bytes]:
-    """A ROUTER that listens. A message to somebody who has left raises ``zmq.ZMQError``."""
-    socket = _prepared(context.socket(zmq.ROUTER))
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.bind(f"ipc://{folder / name}")
-    return socket
+def write_key(folder: Path) -> None:
+    """A new key for the processes that meet there."""
+    with open(os.open(folder / _KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(b"\n".join(zmq.curve_keypair()))
 
 
-def connected(
-    context: zmq.Context[zmq.Socket[bytes]], folder: Path, name: str, epoch: int, voice: bytes = b"E"
-) -> zmq.Socket[bytes]:
-    """A DEALER that speaks for one life of a process; `voice` tells several sockets of it apart."""
-    socket = _prepared(context.socket(zmq.DEALER))
-    socket.setsockopt(zmq.IDENTITY, identity_of(epoch, voice))
-    socket.connect(f"ipc://{folder / name}")
-    return socket
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def _prepared(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:

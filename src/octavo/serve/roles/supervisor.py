@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,11 +28,11 @@ from octavo.serve.notify import READY, STOPPING, notify
 from octavo.serve.roles.child import Settings
 from octavo.serve.roles.sockets import (
     CONTROL,
-    bound,
+    Place,
     epoch_of,
     identity_of,
     is_main_voice,
-    private_folder,
+    private_place,
     receive,
 )
 from octavo.serve.signals import ending_signals
@@ -57,8 +56,8 @@ def serve_apart(
 
     Raises ``InvalidInput`` for a model that cannot run, and ``SystemExit`` if the processes do not stay alive.
     """
-    with private_folder() as folder, _wakeup() as wakeup:
-        supervisor = _Supervisor(_Shop(engine, config, listener, folder), wakeup)
+    with private_place(config.link_address) as place, _wakeup() as wakeup:
+        supervisor = _Supervisor(_Shop(engine, config, listener, place), wakeup)
 
         def serving() -> None:
             name = config.served_model_name or supervisor.plan.model_name
@@ -77,9 +76,9 @@ class _Shop:
     engine: EngineConfig
     config: ServeConfig
     listener: socket.socket
-    folder: Path
+    place: Place
 
-    def start(self, seat: str, epoch: int, model: str) -> subprocess.Popen[bytes]:
+    def start(self, seat: str, epoch: int, model: str, control: str) -> subprocess.Popen[bytes]:
         """Start a process for a seat; its standard input ends when this process does."""
         takes_clients = seat.startswith(API)
         descriptor = self.listener.fileno() if takes_clients else -1
@@ -87,7 +86,7 @@ class _Shop:
         config = self.config  # what is for all front ends together is divided, if nobody counts it for all
         if takes_clients:
             config = replace(config, max_connections=max(1, config.max_connections // config.apis))
-        settings = Settings(seat, epoch, str(self.folder), engine, config, descriptor)
+        settings = Settings(seat, epoch, str(self.place.folder), control, engine, config, descriptor)
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, f"octavo-{seat}", *map(os.path.abspath, sys.path)],
             stdin=subprocess.PIPE,
@@ -117,12 +116,13 @@ class _Supervisor:
         self._children: dict[int, subprocess.Popen[bytes]] = {}  # by epoch
         self._seats: dict[int, str] = {}  # of these
         self._known: set[int] = set()  # epochs that an answer reaches
+        self._address = ""  # where they reach us
         self._end: End | None = None
 
     def run(self) -> None:
         """Until all has come to its end."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._control = bound(context, self.shop.folder, CONTROL)
+        self._control, self._address = self.shop.place.bound(context, CONTROL)
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._wakeup, zmq.POLLIN)
@@ -171,7 +171,7 @@ class _Supervisor:
 
     def _start(self, action: Start) -> None:
         try:
-            self._children[action.epoch] = self.shop.start(action.seat, action.epoch, action.model)
+            self._children[action.epoch] = self.shop.start(action.seat, action.epoch, action.model, self._address)
         except OSError as error:  # no memory, no more processes: what there is later
             complain(f"{action.seat} cannot be started: {error.strerror or error}")
             self.plan.exited(action.epoch, 1, time.monotonic())
@@ -242,7 +242,7 @@ class _Supervisor:
                 del self._children[epoch]
                 _close(child)
                 seat = self._seats.pop(epoch)
-                (self.shop.folder / f"{seat}-{epoch}").unlink(missing_ok=True)  # the socket that it listened on
+                (self.shop.place.folder / f"{seat}-{epoch}").unlink(missing_ok=True)  # the socket that it listened on
                 expected = self.plan.is_ending
                 if expected and seat != ENGINE:
                     self.shop.listener.close()  # nobody will answer: say so

@@ -19,7 +19,7 @@ from octavo.serve.front import internal_error
 from octavo.serve.links.asker import Answered, Ask, answered
 from octavo.serve.links.messages import Beat, Drain, EngineFacts, Link, ProtocolError, Up
 from octavo.serve.roles.child import Child
-from octavo.serve.roles.sockets import bound, epoch_of, identity_of, receive
+from octavo.serve.roles.sockets import epoch_of, identity_of, receive
 from octavo.serve.text_work import Work, do
 from octavo.tokenizers.base import Tokenizer
 
@@ -53,8 +53,7 @@ class _Tokenizer:
         """Until it is told to end."""
         child = self.child
         child.tell(Beat())  # it can be told of an engine
-        self.address = f"{child.settings.seat}-{child.epoch}"
-        self.router = bound(child.context, child.folder, self.address)
+        self.router, self.address = child.place.bound(child.context, f"{child.settings.seat}-{child.epoch}")
         poller = zmq.Poller()
         poller.register(child.control, zmq.POLLIN)
         poller.register(self.router, zmq.POLLIN)
