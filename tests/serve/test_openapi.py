@@ -36,6 +36,11 @@ OPERATIONS = {
     for method, operation in methods.items()
 }
 ENDLESS = "GET /v1/live"
+BODIED = [
+    name
+    for name, (_, _, told) in OPERATIONS.items()
+    if "application/json" in told.get("requestBody", {}).get("content", ())
+]
 EVERY = pytest.mark.parametrize("name", [name for name in OPERATIONS if name != ENDLESS])
 
 
@@ -118,7 +123,9 @@ def test_each_operation_answers_as_it_says(name: str) -> None:
     bodies = [{}, turns, {**turns, "stream": True}, {"prompt": "a"}, {"input": "a"}, {"tokens": [1]}]
     bodies += [{"query": "a", "documents": ["b"]}, {"text_1": "a", "text_2": "b"}]
     address = path.replace("{model}", "fake").replace("{", "").replace("}", "")
-    answers = send_all(APP, [(method, address, {"json": body}) for body in bodies])
+    plain = {"content": b"a", "headers": {"content-type": "text/plain"}}
+    answers = send_all(APP, [(method, address, {"json": body}) for body in bodies] + [(method, address, plain)])
+    assert answers[-1].status_code == 415 or name not in BODIED
     for answer in answers:
         check(name, answer)
     assert any(answer.status_code == 200 for answer in answers) or "{" in path or name in OF_A_FILE
@@ -139,13 +146,6 @@ def test_what_is_done_with_a_file_answers_as_it_says() -> None:
         check(name, send(APP, "GET", f"{name[4:].partition('{')[0]}{found.json()['id']}"))
     check("GET /v1/files/{file_id}/content", send(APP, "GET", f"/v1/files/{kept.json()['id']}/content"))
     check("DELETE /v1/files/{file_id}", send(APP, "DELETE", f"/v1/files/{kept.json()['id']}"))
-
-
-BODIED = [
-    name
-    for name, (_, _, told) in OPERATIONS.items()
-    if "application/json" in told.get("requestBody", {}).get("content", ())
-]
 
 
 @settings(max_examples=100, deadline=None)
