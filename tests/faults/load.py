@@ -14,11 +14,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from octavo.backends.null_backend import null_tokens
 
+TINY = Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json"
 VOCAB, EOS = 56, (2,)  # of fixtures/tiny_model.json, and of smollm2 but for the vocabulary
+SPELLED = json.loads(TINY.read_text())["tokenizer"]["vocab"]
+SPELLED[:4] = [""] * 4  # special ones
 LETTERS = range(4, 30)  # token ids that are letters
 Address = tuple[str, int, int]  # host, port, and how many tokens its model knows
 FLAGS = {"ignore_eos": True, "stream": True, "return_token_ids": True}
@@ -87,7 +91,7 @@ async def _ask(address: Address, body: dict[str, Any], told: Told) -> None:
 
 async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told, vocab: int) -> None:
     tokens: list[int] = []
-    reason = None
+    text, reason = "", None
     while line := await reader.readline():
         if line.startswith(b"data: {"):
             event = json.loads(line[6:])
@@ -97,11 +101,13 @@ async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told, 
             told.arrivals.append(time.monotonic())
             for choice in event["choices"]:
                 tokens += choice["token_ids"] or []
+                text += choice["text"]
                 reason = choice["finish_reason"] or reason
         elif line.startswith(b"data: [DONE]"):
             right = foretold(body, vocab)
-            told.how = "right" if tokens == right and reason == "length" else "wrong"
-            told.detail = "" if told.how == "right" else f"{reason}: {tokens} instead of {right}"
+            spelled = "".join(SPELLED[token] for token in right) if vocab == VOCAB else text
+            told.how = "right" if (tokens, text, reason) == (right, spelled, "length") else "wrong"
+            told.detail = "" if told.how == "right" else f"{reason}: {tokens} {text!r} instead of {right}"
             return
 
 

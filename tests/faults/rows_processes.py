@@ -30,6 +30,26 @@ def engine_dies(world: World) -> str:
     return f"ready again after {ready:.2f} s; {counts(told)}"
 
 
+@row(
+    "2",
+    "kill -9 of the detokenizer, or of the tokenizer (--layout full)",
+    "every stream goes on, no token twice, no text half decoded",
+    layout="full",
+)
+def text_process_dies(world: World) -> str:
+    seats = set(world.processes()) - {"supervisor", "templates"}
+    world.begin()
+    seat = world.dice.choice(sorted(seats - {"engine", "api-0"}))
+    dead, struck = world.kill(seat), time.monotonic()
+    until(lambda: world.processes().get(seat, dead) != dead, 10 * world.slow, "another one has begun")
+    until(lambda: world.load is not None and world.load.right_since(struck), 10 * world.slow, "the load goes on")
+    asked = {"prompt": "the quick brown fox", "max_tokens": 3}
+    until(lambda: world.http.post("/v1/completions", json=asked).status_code == 200, 10 * world.slow, "a text is taken")
+    told = world.end("refused")
+    world.audit(*seats)
+    return f"{seat}; {counts(told)}"
+
+
 @row("3a", "kill -9 of the only front end", "the engine frees its pages, another front end takes the port")
 def front_end_dies(world: World) -> str:
     world.begin()

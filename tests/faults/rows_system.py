@@ -14,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from faults.load import Load, counts
+from faults.load import TINY, Load, counts
 from faults.rows import row
 from faults.rows_clients import connect
-from faults.world import TINY, Bare, World, until
+from faults.world import Bare, World, until
 
 
 @row(
@@ -82,7 +82,7 @@ def no_memory_from_the_system(world: World) -> str:
 @row("11c", "too little memory to load the model", "the reason, no traceback, and exit code 1 or 2", bare=True)
 def no_memory_to_load(bare: Bare) -> str:
     most = bare.dice.randrange(100, 330) << 20
-    command = [sys.executable, "-m", "octavo", "serve", TINY, "--port=0", "--layout=compact", "--backend=native"]
+    command = [sys.executable, "-m", "octavo", "serve", str(TINY), "--port=0", "--layout=compact", "--backend=native"]
     found = subprocess.run(["prlimit", f"--as={most}", *command], capture_output=True, text=True, timeout=60)
     told = found.stdout + found.stderr
     assert found.returncode in (1, 2) and "Traceback" not in told, (found.returncode, told[-2000:])

@@ -22,11 +22,10 @@ from typing import Any
 
 import httpx
 
-from faults.load import VOCAB, Load, Told, ask, body_of, check
+from faults.load import TINY, VOCAB, Load, Told, ask, body_of, check
 from octavo.serve.config import ServeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = str(ROOT / "fixtures" / "tiny_model.json")
 SHIM = str(Path(__file__).resolve().parent / "shim")
 _AT = re.compile(r"at http://([^:\s]+):(\d+)")
 _TROUBLE = re.compile(r"Traceback|InvariantBroken|panic", re.I)
@@ -96,7 +95,7 @@ class World:
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        model = settings.pop("model", TINY)
+        model = settings.pop("model", str(TINY))
         given = {"layout": "compact", "backend": "null", "port": 0, "threads": 1, **self.time, **settings}
         values = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
         command = [sys.executable, "-m", "octavo", "serve", model, "--audit", *values, *flags]
