@@ -443,6 +443,26 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_a_library_that_cannot_be_loaded_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text('raise ImportError("advice\\n\\nno room for a segment\\n")')
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    command = [
+        sys.executable,
+        "-m",
+        "octavo",
+        "serve",
+        "--port",
+        "0",
+        TINY,
+        "--layout",
+        "compact",
+        "--backend",
+        "numpy",
+    ]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 1 and "no room for a segment" in found.stderr and "Traceback" not in found.stderr
+
+
 @pytest.mark.parametrize(
     "flags, remedy", [(["--layout", "fast"], "use one of"), (["--layout", "compact", "nowhere.json"], "nowhere.json")]
 )

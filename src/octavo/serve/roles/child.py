@@ -127,9 +127,16 @@ def main(name: str) -> None:
     except (OctavoError, OSError) as error:
         child.failed(error)
         code = 2 if isinstance(error, InvalidInput) else 1
+    except (ImportError, MemoryError) as error:
+        child.failed(OctavoError(f"{settings.seat} has no memory, or a part of it is not there: {_last_line(error)}"))
     finally:
         child.close()
     sys.exit(code)
+
+
+def _last_line(error: ImportError | MemoryError) -> str:
+    """The libraries put their advice before their reason."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def _worded(error: OctavoError | OSError) -> str:
