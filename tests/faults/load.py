@@ -60,7 +60,7 @@ def head_of(path: str, body: bytes, host: str = "localhost", method: str = "POST
     return "\r\n".join([*lines, f"content-length: {len(body)}", "connection: close", "", ""]).encode()
 
 
-async def ask(address: Address, body: dict[str, Any], limit: float = 120.0) -> Told:
+async def ask(address: Address, body: dict[str, Any], limit: float = 400.0) -> Told:
     """One stream, held against what was foretold."""
     told = Told(time.monotonic())
     try:
@@ -140,7 +140,7 @@ class Load:
     def stop(self) -> list[Told]:
         """Wait for the streams that are open, and say what became of all."""
         self._over.set()
-        self._thread.join(150)
+        self._thread.join(500)
         assert not self._thread.is_alive(), "a client never ended"
         return self.told
 

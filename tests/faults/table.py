@@ -30,7 +30,7 @@ def main() -> None:
     """Print it."""
     found = [each for name in sys.argv[1:] for each in json.loads(Path(name).read_text())]
     print("| row | fault | right outcome | timers / 20 | as shipped |\n|---|---|---|---|---|")
-    for row in ROWS:
+    for row in sorted(ROWS, key=lambda row: (int(row.number.rstrip("abcdef")), row.number)):
         told = " | ".join(cells(row, found, shipped) for shipped in (False, True))
         print(f"| {row.number} | {row.what} | {row.outcome} | {told} |")
 

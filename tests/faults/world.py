@@ -86,12 +86,14 @@ class World:
         self.may_fail = False  # whether the fault is one that steps fail by
 
     def _started(self, flags: Sequence[str], settings: dict[str, Any]) -> subprocess.Popen[str]:
+        step_ms = settings.pop("step_ms", 10.0)
+        step_ms = self.scale * settings.pop("scaled_step_ms", step_ms / self.scale)
         env = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(self.run_folder),
             "OCTAVO_FAULTS": str(self.folder),
             "PYTHONPATH": os.pathsep.join([SHIM, str(ROOT / "src")]),
-            "OCTAVO_NULL_STEP_MS": str(settings.pop("step_ms", 10)),
+            "OCTAVO_NULL_STEP_MS": str(step_ms),
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
