@@ -65,7 +65,7 @@ def front(model: str, layout: str, words: list[str], rounds: int, streams: int) 
 
 def batch(words: list[str], seed: int) -> list[Asked]:
     """Sixteen requests of one length."""
-    return [Asked(asked.prompt[:400].rsplit(" ", 1)[0], 0, 128) for asked in requests(words, seed, STREAMS)]
+    return [Asked(asked.prompt[:300].rsplit(" ", 1)[0], 0, 64) for asked in requests(words, seed, STREAMS)]
 
 
 @contextmanager
@@ -110,6 +110,7 @@ def served(model: str, layout: str, tokenizer: Any, words: list[str], rounds: in
             load = [Asked(asked.prompt, len(tokenizer.encode(asked.prompt)), asked.output) for asked in load]
             alone = speed(load)
             pair = run(one.url, model, load, STREAMS)["tokens_per_s"], alone
+            print(f"served {pair[0]:.0f} tokens/s, offline {pair[1]:.0f}", file=sys.stderr)
             if number:
                 pairs.append(pair)
     told = {"layout": layout, "served": median(a for a, _ in pairs), "offline": median(b for _, b in pairs)}

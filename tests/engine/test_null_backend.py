@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import random
 from array import array
+from collections import deque
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from octavo.backends import available_backends, create_backend
 from octavo.backends.null_backend import null_tokens
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
+from octavo.engine import metrics
 from octavo.engine.llm import LLM
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -65,3 +69,18 @@ def test_nobody_takes_it_for_a_model() -> None:
     assert "null" not in available_backends()
     with pytest.raises(InvalidInput, match="known: reference, numpy, native or auto"):
         create_backend("nul")
+
+
+def test_what_has_been_served_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is kept of requests and steps is bounded: once it is full, the same load leaves as many objects."""
+    monkeypatch.setattr(metrics, "_KEPT_STEPS", 50)
+    monkeypatch.setattr(metrics, "_KEPT_REQUESTS", 50)
+    engine, dice, counts = llm(page_size=4, kv_memory="64KiB", audit=False), random.Random(1), []
+    engine.loaded.core.scheduler.timeline._events = deque(maxlen=200)
+    for _ in range(4):
+        for _ in range(8):
+            prompts = [[1, *dice.choices(range(4, 40), k=dice.randrange(4, 60))] for _ in range(24)]
+            engine.generate(prompts, SamplingParams(max_tokens=dice.randrange(1, 9), temperature=0.0))
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    assert max(counts[2:]) < counts[1] + 60, counts
