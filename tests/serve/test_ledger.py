@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import httpx
+import pytest
 from fake_engine import FakeEngine
 from serve_http import CHAT, HELLO, Client, check_error, make_app, send
 from starlette.applications import Starlette
@@ -87,3 +88,19 @@ def test_an_explanation_is_its_keys_own() -> None:
     told = send(app, "GET", "/v1/requests/x/explain", headers=mine).json()
     assert told == {"id": "x", "object": "request.explanation", "requests": [{"request": "x"}]}
     assert check_error(send(app, "GET", "/v1/requests/x/explain"), 404)["code"] == "request_not_found"
+
+
+@pytest.mark.parametrize("name", ["x" * 129, "x" * 5000, "a%20b", "%00", "%F0%9F%98%80"])
+def test_what_is_no_id_is_asked_of_nobody(name: str) -> None:
+    """Other processes take whoever sends what is no message for broken, and end or ignore it."""
+    app, asked = make_app(FakeEngine()), []
+
+    async def ask(*about: Any) -> Any:
+        asked.append(about)
+        return {}
+
+    app.state.front.describe = app.state.front.engine.explain = ask
+    told = send(app, "GET", f"/v1/requests/{name}")
+    assert told.status_code == 200 and told.json().get("status") == "unknown"
+    assert check_error(send(app, "GET", f"/v1/requests/{name}/explain"), 404)["code"] == "request_not_found"
+    assert not asked
