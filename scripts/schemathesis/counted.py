@@ -7,22 +7,23 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import schemathesis
 
 _counts: Counter[str] = Counter()
 _slowest = 0.0
+_lock = Lock()
 
 
 @schemathesis.hook
 def after_call(context: Any, case: Any, response: Any) -> None:
     """Count an answer, and keep how long the slowest took."""
     global _slowest
-    _counts[f"{case.operation.label} {response.status_code}"] += 1
-    _slowest = max(_slowest, response.elapsed)
-    if sum(_counts.values()) % 100 == 0:
-        _write()
+    with _lock:
+        _counts[f"{case.operation.label} {response.status_code}"] += 1
+        _slowest = max(_slowest, response.elapsed)
 
 
 @atexit.register

@@ -41,6 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--examples", type=int, default=320, help="for each operation in one run")
+    parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default=".", help="a pattern of paths")
     parser.add_argument("--program", type=Path, default=Path(sys.executable).with_name("schemathesis"))
@@ -82,7 +83,14 @@ def run(options: Any, url: str, folder: Path, phases: str, seed: int) -> tuple[d
     command = [options.program, "--config-file", HERE / "schemathesis.toml", "run", f"{url}/openapi.json"]
     command += ["--include-path-regex", options.only, "--exclude-path", LEFT_OUT, "--phases", phases]
     command += ["--max-examples", str(options.examples), "--seed", str(seed), "--request-timeout", str(SECONDS)]
-    command += ["--header", f"Authorization: Bearer {KEY}", "--exclude-checks", NO_CHECK]
+    command += [
+        "--workers",
+        str(options.workers),
+        "--header",
+        f"Authorization: Bearer {KEY}",
+        "--exclude-checks",
+        NO_CHECK,
+    ]
     command += ["--continue-on-failure", "--no-shrink", "--report", "ndjson", "--report-ndjson-path", "told.ndjson"]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "counted", "PYTHONPATH": str(HERE), "COUNTS": str(file)}
     done = subprocess.run(command, env=environment, cwd=folder)
