@@ -200,7 +200,7 @@ class Joined(_Message, tag=25):
 
 
 class Left(_Message, tag=26):
-    """To a detokenizer: a front end has died, or counts as dead."""
+    """To a detokenizer: a front end has died, or counts as dead. To that itself: it is heard no more."""
 
     epoch: _Epoch
 

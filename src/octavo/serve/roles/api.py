@@ -29,6 +29,7 @@ from octavo.serve.links.messages import (
     FromEngine,
     FromText,
     Gone,
+    Left,
     Link,
     Orders,
     Ready,
@@ -229,6 +230,8 @@ class _FrontEnd:
 
     def _hear(self, frames: Sequence[bytes]) -> None:
         found = self.link.unpack(frames, self.child.epoch)
+        if found is not None and isinstance(found[1], Left):
+            raise OctavoError("the engine hears us no more")
         if found is not None and self.engine is not None:
             self.engine.hear(*found)
 

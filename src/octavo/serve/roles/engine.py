@@ -25,6 +25,7 @@ from octavo.serve.links.messages import (
     Flush,
     FromEngine,
     Gone,
+    Left,
     Link,
     Look,
     ProtocolError,
@@ -168,6 +169,7 @@ class _EngineProcess:
         except ProtocolError as error:
             self.child.say(f"a front end was cut off: {error}")
             self.side.gone(sender)
+            self.side.outbox.append((sender, Left(sender)))
             return
         if found is not None and found[0] == sender and isinstance(found[1], Explain):
             self._explainer.ask(sender, found[1])
