@@ -85,8 +85,6 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
             say(plan.describe())
             if running:
                 say(running)
-            if config.backend == "null":
-                say("backend null: no model runs, and what it answers means nothing; it is there for measurements")
             parts = source.load(config)
         finally:
             source.close()
