@@ -362,7 +362,7 @@ def test_online_limits_do_not_count_bulk(place: str) -> None:
             await asyncio.sleep(0.002)
         engine.hold = False
         answer = await client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "hé"}])
-        return answer, app.state.front.admission.door.sequences
+        return answer, app.state.front.gate.register.door.sequences
 
     answer, sequences = run(app, calls)
     assert answer.choices[0].message.content and sequences == 0 and len(engine.asked) == 5
