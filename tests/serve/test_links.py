@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from link_world import FACTS, World
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
-from octavo.core.events import EventKind
+from octavo.core.events import EventKind, TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
+from octavo.serve.links import engine_side, wire
 from octavo.serve.links import messages as m
-from octavo.serve.links import wire
 from octavo.serve.links.api_side import MAX_DEATHS, ApiSide
 from octavo.serve.links.engine_side import EngineSide, request_of
 from octavo.serve.links.supervision import End, Kill, Rules, Start, Supervision, Tell
@@ -312,6 +312,35 @@ def test_a_request_goes_on_from_where_it_was() -> None:
     assert request.live_branches == request.branches[:1] and request.seed == 1 and request.arrival == 8.0
     side.hear(2, asked(5, "b", outputs=((5,),), ended=(False,)), 10.0)
     assert [(epoch, message.row, message.field) for epoch, message in side.outbox] == [(2, 5, "outputs")]
+
+
+def scored(row: int, tokens: int, pairs: int) -> TokenEvent:
+    top = tuple((2**31 - 1, -1.25) for _ in range(pairs))
+    entry = TokenLogprobs(2**31 - 1, -1.25, 2**31 - 1, top)
+    return TokenEvent("a", EventKind.TOKEN, row, 0, 1, prompt_logprobs=(None, *[entry] * (tokens - 1)))
+
+
+@example(tokens=60, pairs=21, choices=1)
+@example(tokens=40, pairs=21, choices=40)
+@given(tokens=st.integers(1, 60), pairs=st.integers(0, 21), choices=st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_logprobs_of_many_choices_go_in_as_many_messages_as_they_take(tokens: int, pairs: int, choices: int) -> None:
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(wire, "MAX_BYTES", 1 << 14)
+        limits.setattr(engine_side, "MAX_BYTES", 1 << 14)
+        limits.setattr(engine_side, "_ROOM", 1 << 12)
+        side, core = engine_with(2)
+        params = SamplingParams(n=choices, prompt_logprobs=max(0, pairs - 1))
+        side.hear(2, m.Submit(1, "a", (1,) * tokens, params, 1), 0.0)
+        if side.outbox:
+            assert side.outbox[0][1].field == "prompt_logprobs" and not core.take()  # type: ignore[union-attr]
+            assert tokens * (32 + 15 * pairs) > 3 << 12
+            return
+        side.take([scored(choice, tokens, pairs) for choice in range(choices)])
+        link: m.Link[Any, Any] = m.Link(m.FromEngine)
+        found = [link.unpack(frames, 2) for _, frames in side.parcels(1)]
+        rows = [event.row for _, step in filter(None, found) for event in step.events]
+        assert rows == list(range(1, choices + 1))
 
 
 # -- the supervisor

@@ -18,6 +18,7 @@ from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.serve.links.messages import (
     CHOICE_END,
+    MAX_BYTES,
     MAX_ORPHANS,
     REQUEST_END,
     TOKEN,
@@ -46,6 +47,8 @@ __all__ = ["Core", "EngineSide", "request_of"]
 _KINDS = {EventKind.TOKEN: TOKEN, EventKind.CHOICE_END: CHOICE_END, EventKind.REQUEST_END: REQUEST_END}
 _LINK: Link[FromEngine, ToEngine] = Link(ToEngine)
 _MAX_TEXT = 4000  # characters of an error that is passed on
+_ROOM = MAX_BYTES // 4  # bytes of prompt logprobs in one `Step`, beside the last of them
+_ENTRY, _PAIR = 32, 15  # bytes at most of one token's logprobs, and of each alternative beside it
 
 
 class Core(Protocol):
@@ -194,8 +197,9 @@ class EngineSide:
                     self._drop(run)
         for epoch in [*drawn, *(epoch for epoch in others if epoch not in drawn)]:
             rows, indices, tokens = drawn.get(epoch, ((), (), ()))
-            step = Step(tuple(rows), tuple(indices), tuple(tokens), tuple(others.get(epoch, ())))
-            self.outbox.append((epoch, step))
+            first, *more = _in_parts(others.get(epoch, []))
+            self.outbox.append((epoch, Step(tuple(rows), tuple(indices), tuple(tokens), first)))
+            self.outbox += [(epoch, Step((), (), (), part)) for part in more]
 
     # -- inside
 
@@ -225,6 +229,7 @@ class EngineSide:
             return False  # the message came twice
         try:
             request = self._make(message, now)
+            _check_room(request)
             self.core.submit(request, now)
         except InvalidInput as error:
             value = error.value if isinstance(error.value, int | float | bool) else shorten(error.value)
@@ -292,6 +297,30 @@ def _go_on(request: Request, message: Submit) -> None:
         branch.prompt_logprobs_delivered = bool(outputs)
         if ended:
             branch.finish(FinishReason.STOP)
+
+
+def _check_room(request: Request) -> None:
+    """Raises ``InvalidInput`` where the logprobs of one choice's prompt could fill a message."""
+    params, tokens = request.params, len(request.prompt_token_ids)
+    room = MAX_BYTES - _ROOM
+    pairs = (params.prompt_logprobs or 0) + 1 + len(params.logprob_token_ids)
+    if params.prompt_logprobs is not None and tokens * (_ENTRY + _PAIR * pairs) > room:
+        remedy = f"ask for fewer alternatives: those of a prompt of {tokens} tokens take more than {room} bytes"
+        raise InvalidInput("prompt_logprobs", params.prompt_logprobs, remedy)
+
+
+def _in_parts(events: Sequence[Event]) -> list[tuple[Event, ...]]:
+    """The events of a step in their order, as many together as a message holds; always one part, if an empty one."""
+    parts: list[list[Event]] = [[]]
+    taken = 0
+    for event in events:
+        if taken > _ROOM:
+            parts.append([])
+            taken = 0
+        parts[-1].append(event)
+        for entry in event.prompt_logprobs or ():
+            taken += _ENTRY + (0 if entry is None else _PAIR * (len(entry[3]) + len(entry[4])))
+    return [tuple(part) for part in parts]
 
 
 def _packed(run: _Run, event: TokenEvent) -> Event:
