@@ -90,6 +90,7 @@ WRONG = [
     (("serve", TINY, "--port", "0", "--log-level", "loud"), "--log-level = 'loud': use one of critical"),
     (("serve", "./nowhere.gguf", "--policy", "x"), "--policy = 'x': give one of fcfs, priority"),
     (("serve", TINY, "--max-body-bytes", "0"), "--max-body-bytes"),
+    (("serve", TINY, "--max-body-bytes", "33554433"), "--max-body-bytes"),
     (("serve", TINY, "--request-timeout", "nan"), "finite"),
     (("run", "-m", TINY, "x", "--temperature", "-1"), "temperature"), (("run", "-m", TINY), "give"),
     (("run", "-m", TINY, "x", "-f", "y"), "one of the two"), (("run", "-m", TINY, "x", "-o", "y"), "--file"),

@@ -21,12 +21,13 @@ LAYOUT_RULE = "auto: compact (engine, front end and supervisor), but single with
 LOG_FORMATS = ("text", "json")
 _MOST = (1 << 63) - 1
 _RANGES = {
-    **dict.fromkeys(("max_body_bytes", "max_json_depth", "max_prompts", "max_prompt_chars", "max_pending"), (1, _MOST)),
+    **dict.fromkeys(("max_json_depth", "max_prompts", "max_prompt_chars", "max_pending"), (1, _MOST)),
     **dict.fromkeys(("max_connections", "max_inputs"), (1, _MOST)),
     **dict.fromkeys(("apis", "tokenizers"), (1, 64)),
     **dict.fromkeys(("max_waiting", "max_queued_tokens", "max_tenant_waiting", "max_tenant_tokens"), (0, _MOST)),
     **dict.fromkeys(("max_stored_responses", "max_stored_bytes"), (0, _MOST)),
     **dict.fromkeys(("max_batch_bytes", "max_batch_store", "max_batch_lines", "max_batch_files"), (1, _MOST)),
+    "max_body_bytes": (1, 32 << 20),  # so that it fits into one message between processes
     "batch_concurrency": (1, 256),
     "max_choices": (1, MAX_CHOICES),
     "max_stop_strings": (0, MAX_STOP_STRINGS),
