@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 from builders import VOCAB, Bench, make_kv, make_request
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from null_model import null_tokens
-from random_run import PLANS, Run, worlds
+from random_run import PLANS, Plan, Run, World, worlds
 
 from octavo.core.batch import SAMPLES, DrawnRows, RowResult, ScheduledRow, StepResult, StepRows
 
@@ -33,14 +33,31 @@ def test_random_runs_of_steady_rows(world, plans):
     run.play()
 
 
-def signature(decision):
-    """A step, but for the pages that were taken and in which order."""
-    places = [[(delta.group, delta.first, len(delta.pages)) for delta in row.page_deltas] for row in decision.rows]
-    rows = [replace(row, page_deltas=tuple(place)) for row, place in zip(decision.rows, places, strict=True)]
+def signature(decision, page_size):
+    """A step, but for which pages were taken, and when a full one gave way to an equal one that the tree has."""
+    rows = [replace(row, page_deltas=places(row, row.start // page_size)) for row in decision.rows]
     return sorted(rows, key=lambda row: (row.request_id, row.choice)), len(decision.copies), decision.num_waiting
 
 
+def places(row, full):
+    """Where pages were put into a row's tables: the first time all, later those behind its full ones."""
+    first = 0 if row.init is not None else full
+    found = {
+        (delta.group, at) for delta in row.page_deltas for at in range(delta.first, delta.first + len(delta.pages))
+    }
+    return tuple(sorted((group, at) for group, at in found if at >= first))
+
+
+ALONE = {"max_tokens": None, "n": 1, "seed": 0, "logprobs": None, "prompt_logprobs": None, "ignore_eos": False}
+
+
 @given(worlds(), st.lists(PLANS, min_size=1, max_size=6))
+@example(  # the second one's pages are the first one's, when they are published
+    World(
+        20, 1, (0,), {"max_running_requests": 1, "max_prefill_chunk": 1, "max_seq_len": 20, "policy": "fcfs"}, 1, True
+    ),
+    [Plan([1], {**ALONE, "stop_token_ids": []}, 0, False, [], 0, None, None)] * 2,
+)
 @settings(max_examples=50, deadline=None)
 def test_steps_are_those_of_serving_one_by_one(world, plans):
     world = replace(calm(world), num_pages=400)
@@ -49,7 +66,7 @@ def test_steps_are_those_of_serving_one_by_one(world, plans):
     runs[0].model.always_draws = True
     for run in runs:
         run.play()
-    columns, single = ([signature(decision) for decision in run.model.decisions] for run in runs)
+    columns, single = ([signature(decision, world.page_size) for decision in run.model.decisions] for run in runs)
     assert columns == single
     assert not any(isinstance(decision.rows, StepRows) for decision in runs[1].model.decisions)
 
