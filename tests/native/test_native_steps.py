@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ from octavo.backends.native_steps import StepArrays
 from octavo.backends.ops import SamplingRow
 from octavo.core.params import SamplingParams
 from octavo.engine.core import EngineCore
+from octavo.engine.runner import ModelRunner
 
 PLAIN = {"max_tokens": 20, "ignore_eos": True}
 ASKS: list[dict[str, Any]] = [
     PLAIN,
     {**PLAIN, "temperature": 0.8, "top_p": 0.95, "n": 2},
-    {**PLAIN, "temperature": 1.0, "min_tokens": 7, "ignore_eos": False},
+    {**PLAIN, "temperature": 1.0, "min_tokens": 7, "ignore_eos": False, "logit_bias": {2: 4.0}},
     {**PLAIN, "temperature": 1.0, "frequency_penalty": 0.5},
     {**PLAIN, "temperature": 0.7, "logprobs": 2},
 ]
@@ -42,6 +44,15 @@ def test_draws_within_the_step_are_those_made_after_it(
     drawn, _ = run(asks, max_prefill_chunk=chunk)
     monkeypatch.setattr("octavo.engine.runner.ModelRunner._draw", lambda runner, rows: None)
     assert drawn == run(asks, max_prefill_chunk=chunk)[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_step_may_go_the_general_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those do in which a prompt's logprobs are asked for: what a slot is told of must not depend on it."""
+    wanted, rng, draw = run(ASKS)[0], random.Random(seed), ModelRunner._draw
+    share = rng.choice([0.1, 0.5, 0.9])
+    monkeypatch.setattr(ModelRunner, "_draw", lambda *args: None if rng.random() < share else draw(*args))
+    assert run(ASKS, max_prefill_chunk=rng.choice([4, 64]))[0] == wanted
 
 
 def test_a_draw_that_fails_is_made_again_from_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,8 +152,9 @@ class ModelRunner:
                 self._refresh(row.slot, slot, row.choice, row.output_index)
 
     def _refresh(self, number: int, slot: Slot, choice: int, output_index: int) -> None:
-        if output_index < slot.changes_until:
+        if min(output_index, slot.told + 1) < slot.changes_until:  # steps between may have gone the general way
             self._arrays.refresh(number, slot.sampling_row(choice, output_index))
+            slot.told = output_index
 
     def _mixed_batch(self, rows: StepRows) -> ForwardBatch:
         """Plain decodes, then the others, whose last tokens are sampled where they ask for it."""
@@ -229,6 +230,7 @@ class ModelRunner:
             self._changing[row.slot] = slot
         if self._arrays is not None:
             self._arrays.enter(row.slot, slot.sampling_row(row.choice, row.output_index))
+            slot.told = row.output_index
 
     def _place(self, slot: int, deltas: Sequence[PageTableDelta]) -> None:
         for delta in deltas:

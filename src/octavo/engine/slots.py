@@ -37,6 +37,7 @@ class Slot:
         # below this output index, what is done to the logits may be other than at the index before
         fixed_from = init.params.min_tokens + 1 if init.params.min_tokens and self.end_ids else 0
         self.changes_until = sys.maxsize if self.follows else fixed_from
+        self.told = 0  # the output index of which the backend was told last
 
     def update(self, row: ScheduledRow) -> None:
         """Take a row's tokens, if they are followed. Raises ``InvariantBroken`` if they leave a gap."""
