@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +15,23 @@ from live_server import LiveServer, live_server
 
 TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 BODY = b'{"prompt": "ab", "max_tokens": 4}'
+
+
+@pytest.fixture(autouse=True)
+def hangups_end() -> Iterator[None]:
+    """Also where the tests themselves run under nohup: what is ignored here is ignored by the servers, too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_server_under_nohup_outlives_its_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with live_server(TINY, "--layout", "single") as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert httpx.post(f"{server.url}/v1/completions", content=BODY, timeout=30).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
 
 
 def half_sent(server: LiveServer) -> socket.socket:
