@@ -1,7 +1,7 @@
 """Schemathesis over our own OpenAPI document, against a real server with a tiny model: `make schemathesis`.
 
 Every case must be answered in time, with a status, a content type, headers and a body that the document tells of; what
-breaks the schema must be refused; no 5xx but 503 and 504. `/v1/live` is left out: its stream has no end.
+breaks the schema must be refused; no 5xx but 503. `/v1/live` is left out: its stream has no end.
 `--write` keeps what was counted in benchmarks/results/schemathesis.json.
 """
 

@@ -144,6 +144,7 @@ def test_parts_add_up_to_the_first_byte_written() -> None:
         (ApiError(503, "", code="draining"), "draining"),
         (ApiError(503, "", code="engine_down"), "engine_restart"),
         (ApiError(504, "", code="timeout"), "deadline"),
+        (ApiError(408, "", code="deadline"), "deadline"),
     ],
 )
 def test_every_failure_has_a_class(error: ApiError, name: str) -> None:

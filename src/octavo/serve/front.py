@@ -350,9 +350,8 @@ class Front:
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
             prompts=prompts,
             params=order.params,
-            timeout=min(
-                _seconds(body.deadline_ms) or math.inf, _LONGEST_BULK if trail.bulk else self.config.request_timeout
-            ),
+            timeout=_LONGEST_BULK if trail.bulk else self.config.request_timeout,
+            deadline=_seconds(body.deadline_ms) or math.inf,
             priority=trail.priority,
             cache_salt=body.cache_salt or "",
             tenant=trail.tenant,

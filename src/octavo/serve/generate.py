@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -33,7 +34,8 @@ class Job:
     request_id: str
     prompts: Sequence[Prompt]
     params: SamplingParams
-    timeout: float
+    timeout: float  # seconds, the server's
+    deadline: float = math.inf  # seconds, the client's own
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
@@ -115,7 +117,8 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
     interrupt = job.interrupt = Interrupt()
     if job.cancelled:
         job.cancel()
-    timer = asyncio.get_running_loop().call_later(job.timeout, interrupt, _timed_out(job.timeout))
+    limit, error = min(job.deadline, job.timeout), _too_late(job)
+    timer = asyncio.get_running_loop().call_later(limit, interrupt, error)
     merged = _one(engine, job, metrics) if len(job.prompts) == 1 else _several(engine, job, metrics)
     try:
         async with aclosing(merged) as deltas:
@@ -249,9 +252,13 @@ def _count(job: Job, prompt: int, index: int, delta: Delta) -> None:
         job.cached_tokens[prompt] = delta.num_cached_tokens
 
 
-def _timed_out(seconds: float) -> ApiError:
+def _too_late(job: Job) -> ApiError:
+    """The client's own deadline is its own affair; the server's limit is a failure of the server."""
+    if job.deadline <= job.timeout:
+        remedy = "give it more time, or ask for fewer tokens"
+        return ApiError(408, f"deadline_ms: {job.deadline:g} s are over; {remedy}.", param="deadline_ms", code="deadline")
     remedy = "ask for fewer tokens, or start the server with a longer --request-timeout"
-    return ApiError(504, f"The request took longer than {seconds:g} s; {remedy}.", code="timeout")
+    return ApiError(504, f"The request took longer than {job.timeout:g} s; {remedy}.", code="timeout")
 
 
 def _as_api_error(error: Exception) -> ApiError:

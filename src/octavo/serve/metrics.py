@@ -30,6 +30,7 @@ __all__ = ["Metrics", "RequestClock", "failure_class"]
 
 _BY_CODE = {
     "cancelled": "cancelled",
+    "deadline": "deadline",
     "draining": "draining",
     "engine_down": "engine_restart",
     "engine_error": "engine_error",

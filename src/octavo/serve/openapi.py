@@ -40,14 +40,14 @@ _WHEN = {
     401: "No such API key.",
     403: "A host or an origin that the server does not know.",
     404: "There is nothing of that name here.",
-    408: "The request came too late.",
+    408: "The request came too late, or its own deadline is over.",
     409: "A request with this id is still running.",
     413: "The body is too large.",
     415: "The body is not plain JSON.",
     429: "There is no room now.",
     500: "A fault of the server.",
     503: "The engine does not run, or the server takes no new requests.",
-    504: "The request took longer than its deadline, or than the server lets any.",
+    504: "The request took longer than the server lets any.",
 }
 _WARNINGS = {"description": "What had no effect, by name.", "schema": {"type": "string"}}
 _ID = {"description": "The request's id.", "schema": {"type": "string"}}
