@@ -94,8 +94,8 @@ def no_memory_to_load(bare: Bare) -> str:
     "13",
     "links: each message 0.1 s late, then each a hundred times, at both ends",
     "no token twice, order kept, all is answered",
-    step_ms=50,
-)
+    step_ms=50, request_timeout=600,
+)  # fmt: skip
 def bad_links(world: World) -> str:
     load = world.begin(3)
     for fault, value in (("late", 0.1), ("repeat", 100)):
