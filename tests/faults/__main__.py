@@ -28,6 +28,7 @@ from faults.world import Bare, World
 __all__ = ["rows_clients", "rows_input", "rows_processes", "rows_system"]
 SCALE = 1 / 20
 STOPPED = 1.0  # seconds without a turn
+USES = 5  # of a server: with each death of a process the next start waits longer
 
 
 def once(row: Row, world: Any) -> tuple[bool, str]:
@@ -56,18 +57,18 @@ class Watch:
 def times(row: Row, scale: float, number: int, seed: int) -> Iterator[tuple[bool, str, float]]:
     """So many times; a server that came through is used again. What went wrong while we were stopped is done again."""
     world: World | None = None
-    watch, disturbed, index = Watch(), 0, 0
+    watch, disturbed, index, used = Watch(), 0, 0, 0
     while index < number:
         started, watch.longest = time.monotonic(), 0.0
         if row.bare:
             right, note = once(row, Bare(scale, random.Random(seed + index)))
         else:
-            world = world or _ready(row, scale, seed + index)
+            world, used = world or _ready(row, scale, seed + index), used + 1
             world.dice.seed(seed + index)
             right, note = once(row, world)
-            if not right or row.alone or index + 1 == number:
+            if not right or row.alone or used == USES or index + 1 == number:
                 right, note = _over(world, row, right, note)
-                world = None
+                world, used = None, 0
         if not right and watch.longest > STOPPED and disturbed < number:
             disturbed += 1
             print(f"{row.number:4} stopped for {watch.longest:.1f} s meanwhile: done again", flush=True)
