@@ -397,9 +397,33 @@ def test_a_batch_that_could_not_be_kept_is_none(place: str, monkeypatch: pytest.
     file = post_file(app, content=text_of(line("a"))).json()["id"]
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "write", full)
-        check_error(send(app, "POST", "/v1/batches", json={"input_file_id": file, "endpoint": CHAT}), 500)
+        asked = send(app, "POST", "/v1/batches", json={"input_file_id": file, "endpoint": CHAT})
+        assert check_error(asked, 503)["code"] == "disk_failed"
     assert send(app, "GET", "/v1/batches").json()["data"] == []
     assert send(app, "DELETE", f"/v1/files/{file}").json()["deleted"]
+
+
+@pytest.mark.parametrize("work", ["create", "move", "write"])
+def test_a_file_that_the_disk_does_not_take_is_none(place: str, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    app = app_at(place, max_batch_files=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, work, lambda folder, *args: full(folder, "", b""))
+        assert check_error(post_file(app), 503)["code"] == "disk_failed"
+    assert [file.suffix for file in Path(place, "files").iterdir()] in (
+        [],
+        [".data"],
+    )  # the latter goes at the next start
+    assert post_file(app).status_code == 200
+    assert app.state.desk.files._total == 2
+
+
+def test_uploads_at_once_are_counted(place: str) -> None:
+    store = app_at(place, max_batch_files=2).state.desk.files
+    with store.upload("a"), store.upload("a"), store.upload("b"), pytest.raises(ApiError), store.upload("a"):
+        pass
+    assert not store._uploads
+    with store.upload("a"), store.upload("a"):
+        pass
 
 
 def test_a_batch_that_rests_can_be_cancelled(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

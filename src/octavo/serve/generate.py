@@ -256,7 +256,9 @@ def _too_late(job: Job) -> ApiError:
     """The client's own deadline is its own affair; the server's limit is a failure of the server."""
     if job.deadline <= job.timeout:
         remedy = "give it more time, or ask for fewer tokens"
-        return ApiError(408, f"deadline_ms: {job.deadline:g} s are over; {remedy}.", param="deadline_ms", code="deadline")
+        return ApiError(
+            408, f"deadline_ms: {job.deadline:g} s are over; {remedy}.", param="deadline_ms", code="deadline"
+        )
     remedy = "ask for fewer tokens, or start the server with a longer --request-timeout"
     return ApiError(504, f"The request took longer than {job.timeout:g} s; {remedy}.", code="timeout")
 

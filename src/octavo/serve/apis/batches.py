@@ -56,7 +56,7 @@ class _Batches:
     def __init__(self, front: Front, desk: Desk, endpoints: list[str]) -> None:
         self._front, self._desk, self._endpoints = front, desk, endpoints
 
-    @described(BatchRequest, names=NAMES, refuses=(429,))
+    @described(BatchRequest, names=NAMES, refuses=(429, 503))
     async def create(self, http: Request) -> Response:
         """POST /v1/batches: it runs by itself from now on."""
         front, owner = self._front, self._front.tenant(http)
@@ -87,7 +87,7 @@ class _Batches:
         """GET /v1/batches/{id}."""
         return json_response(self._named(http).told())
 
-    @described(refuses=(409,))
+    @described(refuses=(409, 503))
     async def cancel(self, http: Request) -> Response:
         """POST /v1/batches/{id}/cancel: run no more of it; what is answered stays."""
         record = self._named(http)

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from octavo.serve.batches.desk import Desk
 from octavo.serve.batches.files import Upload, page
+from octavo.serve.batches.folder import told_of_disk
 from octavo.serve.batches.form import Form, boundary_of
 from octavo.serve.body import TooLarge
 from octavo.serve.described import described
@@ -55,7 +56,7 @@ class _Files:
     def __init__(self, front: Front, desk: Desk) -> None:
         self._front, self._desk, self._store = front, desk, desk.files
 
-    @described(form=_FORM, refuses=(408, 413, 415, 429))
+    @described(form=_FORM, refuses=(408, 413, 415, 429, 503))
     async def upload(self, http: Request) -> Response:
         """POST /v1/files: a form with `purpose` (batch) and `file`."""
         boundary = boundary_of(http.headers.get("content-type", ""))
@@ -105,13 +106,14 @@ class _Files:
         safe = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
         return FileResponse(self._store.place(record), headers=safe, media_type="application/octet-stream")
 
-    @described(refuses=(409,))
+    @described(refuses=(409, 503))
     async def delete(self, http: Request) -> Response:
         """DELETE /v1/files/{id}."""
         record = self._named(http)
         if self._desk.uses(record.id):
             raise ApiError(409, "A batch is being made from this file: cancel it, or wait for its end.", code="in_use")
-        await self._desk.on_disk(self._store.delete, record)
+        with told_of_disk():
+            await self._desk.on_disk(self._store.delete, record)
         return json_response({"id": record.id, "object": "file", "deleted": True})
 
     def _named(self, http: Request) -> Any:

@@ -17,7 +17,7 @@ from copy import copy
 from typing import Any, TypeVar
 
 from octavo.serve.batches.files import FileStore
-from octavo.serve.batches.folder import Folder
+from octavo.serve.batches.folder import Folder, told_of_disk
 from octavo.serve.batches.inside import Call
 from octavo.serve.batches.lines import Line, body_of, read_lines
 from octavo.serve.batches.records import OPEN, BatchRecord, Journal, ended
@@ -81,8 +81,9 @@ class Desk:
             raise ApiError(429, message, code="too_many_batches", headers={"Retry-After": "60"})
         self._batches[record.id] = record
         try:
-            await self.on_disk(Journal(self._folder, record).save)
-        except OSError:  # its client is told so, and nobody else will ever hear of it
+            with told_of_disk():
+                await self.on_disk(Journal(self._folder, record).save)
+        except ApiError:  # its client is told so, and nobody else will ever hear of it
             del self._batches[record.id]
             raise
         for old in [other for other in own if other.status not in OPEN][most - 1 :]:
@@ -113,7 +114,8 @@ class Desk:
             raise ApiError(409, message, code="batch_ended")
         if record.status != "finalizing":
             record.turn("cancelling")
-            await self.on_disk(Journal(self._folder, record).save)
+            with told_of_disk():
+                await self.on_disk(Journal(self._folder, record).save)
             if record.id in self._stops:
                 self._stops[record.id].set()
             elif record.status in OPEN:

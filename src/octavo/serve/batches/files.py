@@ -9,6 +9,7 @@ import os
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import IO, Any
 
 import msgspec
 
-from octavo.serve.batches.folder import Folder
+from octavo.serve.batches.folder import Folder, told_of_disk
 from octavo.serve.body import TooLarge
 from octavo.serve.errors import ApiError
 
@@ -70,6 +71,7 @@ class FileStore:
         self.max_bytes, self._max_total, self._max_files = max_bytes, max_total, max_files
         self._files = folder.decoded("files", FileRecord)
         self._total = sum(record.bytes for record in self._files.values())
+        self._uploads: Counter[str] = Counter()  # that are being written, by owner
 
     def sweep(self, reserved: Collection[str]) -> None:
         """Remove what a crash has left half done. ``reserved``: names that a batch is about to use."""
@@ -83,16 +85,19 @@ class FileStore:
     def upload(self, owner: str) -> Iterator[Upload]:
         """A new file of an owner: write it, then `keep` it within the block; otherwise nothing of it stays.
 
-        Raises ``ApiError`` 429 if the owner has too many.
+        Raises ``ApiError`` 429 if the owner has too many, and 503 if the disk takes no more.
         """
-        if len(self.of(owner)) >= self._max_files:
+        if len(self.of(owner)) + self._uploads[owner] >= self._max_files:
             message = f"You have {self._max_files} files already: delete some (--max-batch-files)."
             raise ApiError(429, message, code="too_many_files", headers={"Retry-After": "60"})
         record = FileRecord(id=file_id(), owner=owner, filename="", purpose="", bytes=0, created_at=int(time.time()))
+        self._uploads[owner] += 1
         try:
-            with self.folder.create(self._part(record)) as file:
+            with told_of_disk(), self.folder.create(self._part(record)) as file:
                 yield Upload(self, record, file)
         finally:
+            self._uploads[owner] -= 1
+            self._uploads += Counter()  # without those that have none
             if record.id not in self._files:
                 self._total -= record.bytes
                 self.folder.remove(self._part(record))

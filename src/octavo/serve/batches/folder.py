@@ -13,13 +13,27 @@ from typing import IO, TypeVar
 import msgspec
 
 from octavo.core.errors import InvalidInput
+from octavo.serve.errors import ApiError
 
-__all__ = ["Folder"]
+__all__ = ["Folder", "told_of_disk"]
 
 _FIELD = "batch_dir"
 _PARTS = ("files", "batches")
 _Record = TypeVar("_Record")
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def told_of_disk() -> Iterator[None]:
+    """What the disk refuses, as a client is told of it. Raises ``ApiError`` 503."""
+    try:
+        yield
+    except OSError as error:
+        _log.error("the folder of batches: %s", error.strerror)
+        message = (
+            "The disk of files and batches takes nothing now: send it again when the operator has made room there."
+        )
+        raise ApiError(503, message, code="disk_failed", headers={"Retry-After": "60"}) from error
 
 
 class Folder:
