@@ -25,6 +25,7 @@ from octavo.core.batch import (
 )
 from octavo.core.errors import CorruptPages, RowError
 from octavo.core.kv import KVCacheManager
+from octavo.core.request import Branch
 
 MASK = 2**64 - 1
 GARBAGE = -1
@@ -87,6 +88,25 @@ def null_tokens(
     """The first ``count`` tokens of ``null_stream``."""
     stream = null_stream(prompt, seed, choice, vocab_size, salt)
     return [next(stream)[0] for _ in range(count)]
+
+
+def lying_drafts(
+    running: Sequence[Branch],
+    most: int,
+    lies: int,
+    key: int,
+    vocab_size: int = 97,
+    salt_of: Callable[[str], int] = lambda request_id: 0,
+) -> dict[tuple[str, int], list[int]]:
+    """Up to ``most`` drafts for each that runs, as the null model would go on; ``lies`` of eight are others."""
+    drafts = {}
+    for number, branch in enumerate(running if most else ()):
+        salt = salt_of(branch.key[0])
+        right = null_tokens(branch.token_ids, most, branch.seed, branch.choice, vocab_size, salt)
+        dice = [mix(mix(key, number), i) for i in range(most + 1)]
+        said = [token if dice[i] % 8 >= lies else dice[i] // 8 % vocab_size for i, token in enumerate(right)]
+        drafts[branch.key] = said[: dice[most] % (most + 1)]
+    return drafts
 
 
 def null_score(token: int, seed: int) -> TokenLogprobs:
@@ -156,6 +176,14 @@ class Slot:
         if len(self.hashes) < end:
             extend_hashes(self.hashes, self.tokens[:end], self.salt)
         return self.hashes
+
+    def hashes_of(self, row: ScheduledRow) -> list[int]:
+        """The hashes up to the end of a row, perhaps more; with those of its drafts, as if they were known."""
+        if not row.num_drafts:
+            return self.hashes_up_to(row.start + row.num_scheduled_tokens)
+        hashes = self.hashes_up_to(len(self.tokens))[: len(self.tokens)]
+        extend_hashes(hashes, [*self.tokens, *row.drafts], self.salt)
+        return hashes
 
 
 class NullModel:
@@ -296,7 +324,7 @@ class NullModel:
         slot, size, end = self.slots[row.slot], self.page_size, row.start + row.num_scheduled_tokens
         if row.flags.no_write:
             return
-        hashes = slot.hashes_up_to(end)
+        hashes = slot.hashes_of(row)
         for group in range(len(self.windows)):
             for page, first, last in self._stretches(slot, group, row.start, end):
                 self._check_writable(slot, page)
@@ -314,9 +342,9 @@ class NullModel:
         if len(owners) != 1 or owners[0][0].key != slot.key or owners[0][1] != 1:
             raise WrongDecision(f"{slot.key} writes to page {page} of {owners}", "I5")
 
-    def _read(self, slot: Slot, start: int, end: int) -> None:
+    def _read(self, slot: Slot, start: int, end: int, hashes: list[int]) -> None:
         """What attention does: every position that tokens [start, end) see must hold this very prefix."""
-        hashes, size = slot.hashes_up_to(end), self.page_size
+        size = self.page_size
         for group, window in enumerate(self.windows):
             first = max(0, start - window + 1) if window else 0
             for page, low, high in self._stretches(slot, group, first, end):
@@ -326,8 +354,8 @@ class NullModel:
 
     def _answer(self, row: ScheduledRow) -> RowResult:
         slot, end = self.slots[row.slot], row.start + row.num_scheduled_tokens
-        self._read(slot, row.start, end)
-        hashes = slot.hashes_up_to(end)
+        hashes = slot.hashes_of(row)
+        self._read(slot, row.start, end, hashes)
         tokens: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
         prompt: tuple[TokenLogprobs, ...] = ()
@@ -335,25 +363,30 @@ class NullModel:
             last = min(end, slot.num_prompt_tokens - 1)
             prompt = tuple(prompt_logprob(hashes[p - 1], slot.tokens[p]) for p in range(row.start + 1, last + 1))
         if row.flags.sample:
-            token, logprob = next_token(hashes[end - 1], slot.seed, row.choice, self.vocab_size)
-            slot.tokens.append(token)
-            tokens = (token,)
-            logprobs = (TokenLogprobs(token, logprob, 1),) if row.flags.logprobs >= 0 else ()
+            places = range(end - 1 - row.num_drafts, end)
+            drawn = [next_token(hashes[place], slot.seed, row.choice, self.vocab_size) for place in places]
+            right = next((i for i, draft in enumerate(row.drafts) if draft != drawn[i][0]), row.num_drafts)
+            tokens = tuple(token for token, _ in drawn[: right + 1])
+            slot.tokens.extend(tokens)
+            found = tuple(TokenLogprobs(token, logprob, 1) for token, logprob in drawn[: right + 1])
+            logprobs = found if row.flags.logprobs >= 0 else ()
         hidden = null_state(hashes[end - 1]) if row.flags.hidden and end == row.num_tokens else b""
         return RowResult(tokens, logprobs, prompt, hidden)
 
 
 def _problem(row: ScheduledRow, slot: Slot) -> str | None:
     """What is wrong with a row, given what the runner knows of its slot."""
-    known, end = len(slot.tokens), row.start + row.num_scheduled_tokens
+    known, end = len(slot.tokens), row.start + row.num_scheduled_tokens - row.num_drafts
     if slot.key != (row.request_id, row.choice):
         return f"slot {row.slot} belongs to {slot.key}"
     if row.num_tokens != known:
         return f"{row.num_tokens} tokens known, {known} here"
-    if list(row.token_ids) != slot.tokens[row.start : end]:
+    if list(row.token_ids[: end - row.start]) != slot.tokens[row.start : end]:
         return "the row's tokens are not the branch's"
-    if row.num_scheduled_tokens <= 0:
+    if end <= row.start:
         return "an empty row"
+    if row.num_drafts and not row.flags.sample:
+        return "drafts of a row that samples nothing"
     if row.flags.sample and end != row.num_tokens:
         return "samples before all tokens are there"
     if row.output_index != known - slot.num_prompt_tokens:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from builders import VOCAB, Bench, make_kv, make_request
 from hypothesis import strategies as st
-from null_model import next_token, null_tokens, prefix_hashes, prompt_logprob
+from null_model import lying_drafts, next_token, null_tokens, prefix_hashes, prompt_logprob
 
 from octavo.core.batch import StepResult
 from octavo.core.errors import InvalidInput
@@ -41,6 +41,8 @@ class World:
     config: dict
     budget: int
     prefix_cache: bool
+    drafts: int = 0  # most that are proposed for a branch
+    lies: int = 0  # of 8 drafts, how many are wrong
 
 
 tokens = st.integers(1, 3)
@@ -86,7 +88,9 @@ def worlds(draw):
         "stall_steps": draw(st.sampled_from([1, 4])),
     }
     extra = draw(st.sampled_from([0, 0, 1, 3, 30]))
-    return World(least + extra, page_size, windows, config, draw(st.sampled_from([1, 5, 64])), draw(st.booleans()))
+    budget, prefix_cache = draw(st.sampled_from([1, 5, 64])), draw(st.booleans())
+    drafts, lies = draw(st.sampled_from([0, 0, 1, 2, 7])), draw(st.sampled_from([0, 1, 3, 8]))
+    return World(least + extra, page_size, windows, config, budget, prefix_cache, drafts, lies)
 
 
 def request_of(plan: Plan, name: str) -> Request:
@@ -149,6 +153,7 @@ class Run:
         early, late = self.inputs()
         for act in early:
             act()
+        self.propose()
         decision = self.scheduler.plan(self.clock, self.world.budget)
         self.check_decision(decision)
         for act in late:
@@ -168,6 +173,11 @@ class Run:
         self.scheduler.audit()
         self.check_counters()
         self.clock += 1
+
+    def propose(self) -> None:
+        """Whoever runs may get drafts, some of them wrong."""
+        running, world = self.scheduler.running(), self.world
+        self.scheduler.propose(lying_drafts(running, world.drafts, world.lies, self.clock, VOCAB))
 
     def submit(self, name: str, plan: Plan) -> None:
         try:
@@ -240,7 +250,7 @@ class Run:
         said = [event.token_id for event in told]
         assert said == expected[: len(said)]
         if end.stop_reason == "END":
-            assert end.finish_reason == "stop" and end.num_output_tokens == len(told) - 1
+            assert end.finish_reason == "stop" and end.num_output_tokens == plan.stop_after - 1 < len(told)
         else:
             assert end.num_output_tokens == len(told)
             self.check_reason(plan, end, said, expected)

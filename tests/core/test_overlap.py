@@ -38,6 +38,8 @@ class OverlappedRun(Run):
         early, late = self.inputs()
         for act in early:
             act()
+        if self.running is None and self.clock % 3:  # drafts are for plans that are not made ahead
+            self.propose()
         decision = self.running or self.scheduler.plan(self.clock, self.world.budget)
         result = self.found or (self.execute(decision) if decision.rows else StepResult(decision.step, ()))
         self.running = self.found = None

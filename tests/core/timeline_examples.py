@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from builders import Bench, make_kv, make_request
+from builders import VOCAB, Bench, make_kv, make_request
+from null_model import null_tokens
 
 from octavo.core.errors import InvalidInput
 from octavo.core.event_table import KINDS, Kind
@@ -139,12 +140,23 @@ def beams() -> Example:
     return Example().submit("O", [7, 8, 9], max_tokens=3, n=2, gang=True).run()
 
 
+def guessed() -> Example:
+    """Two drafts of what comes next, of which the first is right."""
+    example = Example().submit("P", [7, 8, 9], max_tokens=5).step()
+    [branch] = example.bench.scheduler.running()
+    [right] = null_tokens(branch.token_ids, 1, branch.seed, 0, VOCAB)
+    example.bench.scheduler.propose({branch.key: [right, 1]})
+    return example.step()
+
+
 def events_by_kind() -> dict[str, Event]:
     """The first event of each kind in these runs; of decisions, the first with both kinds of row."""
     found: dict[str, Event] = {}
-    for example in (crowded(), disturbed(), hopeless(), overlapped(), shared(), swapped(), beams()):
+    for example in (crowded(), disturbed(), hopeless(), overlapped(), shared(), swapped(), beams(), guessed()):
         for event in example.events:
             found.setdefault(event["kind"], event)
+            if event.get("more"):
+                found["tokens"] = event
             if event["kind"] == "decision" and event["decodes"] and event["rows"] and not found["decision"]["decodes"]:
                 found["decision"] = event
     found["end"] = {"t": 0.0, "kind": "end"}

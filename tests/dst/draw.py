@@ -48,7 +48,9 @@ def draw(seed: int, events: int = 300) -> Scenario:
         script=tuple(sorted([*asks, *faults], key=lambda item: item.time)),
         host_pages=rng.choice((0, 1, 3, 8, 60)),  # drawn last: what came before is as it was
     )
-    return _with_settings(_with_gangs(scenario, Random(f"gangs {seed}")), Random(f"settings {seed}"))
+    scenario = _with_settings(_with_gangs(scenario, Random(f"gangs {seed}")), Random(f"settings {seed}"))
+    rng = Random(f"drafts {seed}")
+    return replace(scenario, drafts=rng.choice((0, 0, 1, 2, 7)), lies=rng.choice((0, 1, 3, 8)))
 
 
 def _with_gangs(scenario: Scenario, rng: Random) -> Scenario:

@@ -11,6 +11,7 @@ from dst.faults import KINDS, Faults
 from dst.inline import Escaped, InlineThread, Killed, escaping
 from dst.invariants import Broken, audit_all, audit_idle, audit_touched
 from dst.ledger import Ledger, token_limit
+from dst.liar import Liar
 from dst.model import SimModel
 from dst.odd import OddKV, OddScheduler, PoisonedPages
 from dst.scenario import VOCAB, Ask, Fault, keyed
@@ -67,6 +68,8 @@ class EngineProcess:
         self.core = EngineCore(self.scheduler, self.execute, metrics, clock=simulator.seconds)
         if scenario.overlap:
             self.core._thread = InlineThread(self)
+        if scenario.drafts:
+            self.core.speculator = Liar(self)
         self.fairness = Fairness(self.scheduler, scenario.pages_can_fail)
         self.shares: Shares | None = None
         if scenario.keeps_shares:

@@ -80,6 +80,8 @@ class Scenario:
     grab_fails: tuple[int, int] | None = None  # the first page grab that fails, and how many do
     host_pages: int = 0  # of the host tier, where there is a prefix cache
     disk_pages: int = 0  # of the disk behind it
+    drafts: int = 0  # most that are proposed for a sequence in one step
+    lies: int = 0  # of eight drafts, those that are wrong
     cancel_at_end: bool = False  # what still lives after `events` is cancelled
     script: tuple[Ask | Fault, ...] = field(default=())
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,35 @@ def make_request(
         eos_token_ids=parts.config.eos_token_ids,
         **identity,
     )
+
+
+class Oracle:
+    """Stands for a `Speculator`: knows what ``said(request, choice)`` will be, and lies ``lies`` times of eight."""
+
+    def __init__(self, said: Callable[[str, int], Sequence[int]], most: int, lies: int) -> None:
+        self.said, self.most, self.lies = said, most, lies
+        self.dice = random.Random(most * 8 + lies)
+        self.accepted = 0
+
+    def drafts(self, running: Sequence[Any]) -> dict[tuple[str, int], list[int]]:
+        """Some for each."""
+        found = {}
+        for branch in running:
+            known, count = branch.num_output_tokens, self.dice.randint(0, self.most)
+            right = [*self.said(*branch.key), *([3] * count)][known : known + count]
+            found[branch.key] = [t if self.dice.random() * 8 >= self.lies else self.dice.randrange(50) for t in right]
+        return found
+
+    def rests(self) -> bool:
+        """Every other step may be planned ahead."""
+        return self.dice.random() < 0.5
+
+    def committed(self, rows: Any, results: Any, seconds: float) -> None:
+        """Count what was right."""
+        self.accepted += sum(len(result.token_ids) - 1 for result in results if result.token_ids)
+
+    def ended(self, key: Any) -> None:
+        """Nothing is kept."""
 
 
 @dataclass

@@ -18,6 +18,7 @@ from engine_harness import (
     MODELS,
     Choice,
     Collector,
+    Oracle,
     alone,
     assert_idle,
     make_core,
@@ -119,6 +120,8 @@ SCHEDULE = st.fixed_dictionaries(
         "spare_tokens": st.sampled_from((0, 0, 1, 2, 3, 5, 8, 12, 30)),
         "prefix_cache": st.sampled_from((True, True, True, False)),
         "host_pages": st.sampled_from((0, 0, 3, 40)),
+        "drafts": st.sampled_from((0, 0, 1, 3, 7)),
+        "lies": st.sampled_from((0, 1, 3, 8)),
         "scheduling": st.fixed_dictionaries(
             {
                 "max_prefill_chunk": st.integers(1, 24),
@@ -156,7 +159,7 @@ class Run:
         # room for the longest request alone, and little more: preemptions come by themselves
         longest = max(len(PROMPTS[a.prompt]) + (PARAMS[a.params].max_tokens or 0) for a in self.plan["arrivals"])
         pages = pages_for(self.model, page_size, longest) + pages_for(self.model, page_size, self.plan["spare_tokens"])
-        return make_core(
+        core = make_core(
             self.model,
             page_size=page_size,
             num_pages=pages,
@@ -164,6 +167,13 @@ class Run:
             host_pages=self.plan["host_pages"] if self.plan["prefix_cache"] else 0,
             **self.plan["scheduling"],
         )
+        if self.plan["drafts"]:
+            core.speculator = Oracle(self._said, self.plan["drafts"], self.plan["lies"])
+        return core
+
+    def _said(self, request_id: str, choice: int) -> list[int]:
+        arrival = self.plan["arrivals"][int(request_id[1:])]
+        return baseline(self.model, arrival.prompt, arrival.params)[choice].tokens
 
     def _intercept(self, core: Any) -> None:
         execute = core.executor
@@ -172,6 +182,7 @@ class Run:
             trouble = self.failures.pop(0) if self.failures and len(decision.rows) > 1 else None
             self.seen["no_write"] += any(row.flags.no_write for row in decision.rows)
             self.seen["copies"] += bool(decision.copies)
+            self.seen["drafts"] += any(row.num_drafts for row in decision.rows)
             self.seen["preemptions"] += len(decision.preemptions)
             if trouble is None:
                 return execute(decision)
@@ -288,7 +299,8 @@ def test_tokens_and_logprobs_depend_on_nothing_else() -> None:
     if SCHEDULES < 300:
         return
     # a guard that never met its danger proves nothing
-    for kind in (*TROUBLES[:1], *TROUBLES[2:], "forced preemption", "preemptions", "prefix hits", "copies", "no_write"):
+    dangers = ("forced preemption", "preemptions", "prefix hits", "copies", "no_write", "drafts")
+    for kind in (*TROUBLES[:1], *TROUBLES[2:], *dangers):
         assert seen[kind] > 0, (kind, seen)
 
 

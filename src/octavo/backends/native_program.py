@@ -58,7 +58,7 @@ class NativeProgram:
         lib.close_with(self, self._lib.octavo_program_close, self.handle)
         self._num_ops, self._buffers = len(lowered.ops), lowered.buffers
         self._step = lib.Step(size=ctypes.sizeof(lib.Step))
-        self._sampled = np.empty(limits.max_sequences, np.int32)
+        self._sampled = np.empty(limits.logit_rows, np.int32)
         self._step.sampled = self._sampled.ctypes.data
         self._kept: ForwardBatch | None = None  # whose sizes and addresses are in `_step`
         self._seen: tuple[int, Floats] = (0, np.empty((0, vocab_size), np.float32))  # address and all rows of logits

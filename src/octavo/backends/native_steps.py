@@ -6,13 +6,14 @@ next. As long as the sequences stay, only tokens, positions and output indices o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.native_pages import NativeKVPool, PageTables
+from octavo.backends.native_rows import RowRecords
 from octavo.backends.native_slots import SlotSampling
 from octavo.backends.ops import ForwardBatch, SamplingRow
 from octavo.core.batch import TokenLogprobs
@@ -45,6 +46,15 @@ class StepArrays:
     def draws(self, slots: Sequence[int], output_indices: Sequence[int]) -> NDArray[Any]:
         """Records [R]: from row r of the logits, output token `output_indices[r]` of the sequence in `slots[r]`."""
         return self._sampling.draws(slots, output_indices)
+
+    def put_rows(self, draws: NDArray[Any], rows: Mapping[int, Sequence[SamplingRow]]) -> RowRecords:
+        """Records of their own for draws r, r + 1, ... of `rows[r]`, of which each sees other tokens before it. What is
+        returned has the logprobs after the step, and must live until then.
+        """
+        places = [first + i for first, each in rows.items() for i in range(len(each))]
+        apart = RowRecords([row for each in rows.values() for row in each], places, logprobs=True)
+        draws[places] = np.frombuffer(memoryview(apart.records).cast("B"), draws.dtype)
+        return apart
 
     def decodes(
         self,

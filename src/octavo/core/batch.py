@@ -53,7 +53,12 @@ class PageTableDelta:
 
 @dataclass(slots=True)
 class ScheduledRow:
-    """One branch's share of a step: ``len(token_ids)`` tokens at positions ``start, start + 1, ...``."""
+    """One branch's share of a step: ``len(token_ids)`` tokens at positions ``start, start + 1, ...``.
+
+    With d ``num_drafts`` the last d tokens are guesses behind all known ones, and the row samples d + 1 tokens, output
+    tokens ``output_index, output_index + 1, ...``: each as if the drafts before it were known. Those count that come up
+    to and with the first that is not its draft.
+    """
 
     request_id: str
     choice: int
@@ -66,11 +71,17 @@ class ScheduledRow:
     page_deltas: tuple[PageTableDelta, ...] = ()
     init: SlotInit | None = None
     reason: str = ""  # why it runs now: "decode", "prefill", "chunk 2 of 5", "recompute", ...
+    num_drafts: int = 0
 
     @property
     def num_scheduled_tokens(self) -> int:
         """Tokens that this step computes for the branch."""
         return len(self.token_ids)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The guesses among its tokens."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 SAMPLES, WRITES = RowFlags(sample=True), RowFlags()  # of nearly every row, so made once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -34,6 +34,7 @@ class Draft:
     now: float
     only: Collection[BranchKey] | None = None  # schedule nothing else
     puts_off_bulk: bool = False
+    proposed: Mapping[BranchKey, tuple[int, ...]] = field(default_factory=dict)  # drafts of branches
     undo: UndoLog = field(default_factory=UndoLog)
     steady: list[Branch] = field(default_factory=list)  # whose rows are columns
     served: list[Branch] = field(default_factory=list)  # one for each of `others`

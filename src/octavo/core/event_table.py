@@ -82,8 +82,9 @@ KINDS = (
         "request:name choice:count tokens:count stop_reason:json",
     ),
     _kind(
-        5, "tokens", _INPUT, "a step's results: the token of each row, and the error of rows that have one",
-        "step:count tokens:tokens drawn:count errors:json?",
+        5, "tokens", _INPUT,
+        "a step's results: each row's first token, the others of rows that have `more`, and errors of rows",
+        "step:count tokens:tokens drawn:count errors:json? more:json?",
     ),
     _kind(
         6, "rollback", _INPUT, "a step failed and was taken back; `rows` or `corrupt` host pages that its error names",
@@ -105,6 +106,10 @@ KINDS = (
     ),
     _kind(13, "lost", _INPUT, "pages of a tier do not hold what was to be written there", "pages:ids"),
     _kind(15, "flush", _INPUT, "the operator had the prefix cache emptied, in all tiers, of what nobody uses", ""),
+    _kind(
+        16, "drafts", _INPUT, "tokens that choices may draw next, for the plan that follows: [request, choice, tokens]",
+        "drafts:json",
+    ),
     _kind(11, "end", _INPUT, "the recording was closed: nothing of it is missing", ""),
     _kind(
         14, "gang", _INPUT, "with the results that follow: whom each choice of a gang goes on from, or its `endings`",

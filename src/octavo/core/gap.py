@@ -67,6 +67,17 @@ class Allowance:
         self.granted += tokens
         self.wanted += wanted
 
+    def verify(self, start: int, drafts: int) -> int:
+        """How many of the drafts behind a decode at ``start`` the seconds left are enough for; these are spent."""
+        alone = self._model.predict(StepWork(1, start + 1))
+        while drafts:
+            cost = self._model.predict(StepWork().with_chunk(start, 1 + drafts)) - alone
+            if cost <= self.seconds:
+                self.seconds -= max(cost, 0.0)
+                break
+            drafts -= 1
+        return drafts
+
     def _affordable(self, start: int, scored: bool) -> int:
         """The most tokens c with  chunk + c * each + positions_read(start, c) * read  <=  seconds."""
         _, _, _, chunk, prefill, read, score = self._model.coefficients

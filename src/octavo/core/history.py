@@ -60,7 +60,8 @@ class StepView:
     running: int
     free: int
     model: float = 0.0  # seconds of it
-    tokens: list[int | None] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)  # the first of each row
+    more: dict[int, int] = field(default_factory=dict)  # by row: how many it came to besides
     failed: str = ""  # the error that it was taken back for
 
 
@@ -280,6 +281,7 @@ class _Teller:
         self._reach(event)
         if self._open is not None:
             self._open.end, self._open.tokens = event["t"], event["tokens"]
+            self._open.more = {at: len(rest) for at, rest in event.get("more") or ()}
 
     def _on_gang(self, event: Mapping[str, Any]) -> None:
         """All members have a token more, whoever drew; or they say in all what `endings` has."""
@@ -331,11 +333,11 @@ class _Teller:
 
     def _draw(self, step: StepView) -> None:
         """The tokens that a step drew, to their requests."""
-        for name, token in zip(step.names, step.tokens, strict=False):
+        for at, (name, token) in enumerate(zip(step.names, step.tokens, strict=False)):
             life = self._running.get(name)
             if token is None or life is None:
                 continue
-            life.outputs += not life.gang
+            life.outputs += 0 if life.gang else 1 + step.more.get(at, 0)
             if life.first_token is None:
                 life.first_token = step.end
             elif life.last_token is not None:

@@ -111,6 +111,15 @@ class PublishedTables:
         if branch is not None:
             self._release(branch)
 
+    def give_back(self, branch_key: BranchKey, num_tokens: int) -> None:
+        """The step is done, and less came of it than there are pages: drop those that hold none of so many tokens."""
+        branch = self._branch(branch_key)
+        columns = -(-num_tokens // self.page_size)
+        for table in branch.tables:
+            for page in table[columns:]:
+                self._drop(page, branch.owner)
+            del table[columns:]
+
     def _check_resident(self, branch: BranchPages, units: Sequence[int], num_resident: int, least: int) -> None:
         limit = min(len(units), branch.num_columns * self.page_size)
         if not least <= num_resident <= limit:

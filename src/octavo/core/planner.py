@@ -26,6 +26,7 @@ from octavo.core.policies import Policy, count_bypass, full_place, service_order
 from octavo.core.request import Branch, FinishReason, RequestState, WaitingReason
 from octavo.core.roster import Roster, checkpoint
 from octavo.core.rows import grant, make_row
+from octavo.core.speculation import add_drafts
 from octavo.core.steady import SteadyDecodes
 from octavo.core.swap_choice import SwapChoice
 
@@ -68,6 +69,8 @@ class Planner:
         if draft.turn is not None and len(draft.others) == served:
             draft.turn = None  # nobody came for whom others were kept out
             self._serve_all(rest, draft, spendable - draft.num_other_tokens)
+        if draft.proposed:
+            add_drafts(draft, spendable - draft.num_other_tokens, self.config.max_prefill_chunk, self._reserve)
         draft.copies = list(self.kv.take_copies())
         draft.rows = tuple(draft.others)
         if columns is not None:

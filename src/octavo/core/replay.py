@@ -1,6 +1,6 @@
 """Running a recording again: the same core, given the same inputs, must make the same decisions in the same order.
 
-    input      arrive, ask_cancel, ask_stop, observed    -> the scheduler, as they came
+    input      arrive, ask_cancel, ask_stop, observed, drafts    -> the scheduler, as they came
                decision -> plan,  tokens -> commit,  rollback -> rollback,  each at the recorded time
     decision   what the scheduler records now is held against what it recorded then, event by event
 
@@ -23,7 +23,7 @@ from octavo.core.gang_move import facts_of_move, move_of
 from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.core.timeline import plain
 
-__all__ = ["Difference", "Replayer", "recorded_result", "scheduler_for"]
+__all__ = ["Difference", "Replayer", "recorded_result", "scheduler_for", "tokens_of"]
 
 Executor = Callable[[ScheduleDecision], StepResult]
 _MOVE = ("parents", "tokens", "endings")
@@ -137,6 +137,9 @@ class Replayer:
     def _on_observed(self, event: Mapping[str, Any]) -> None:
         self.scheduler.observe(event["seconds"])
 
+    def _on_drafts(self, event: Mapping[str, Any]) -> None:
+        self.scheduler.propose({(request, choice): ids for request, choice, ids in event["drafts"]})
+
     def _on_moved(self, event: Mapping[str, Any]) -> None:
         self.scheduler.observe_swap(event["tier"], event["pages"], event["seconds"])
 
@@ -166,16 +169,16 @@ class Replayer:
         result = recorded_result(self.scheduler, decision, event)
         if self.executor is not None and not event["errors"]:
             result = self.executor(decision)
-            tokens = [row.token_ids[0] if row.token_ids else None for row in result.rows]
-            if tokens != event["tokens"]:
-                self._differ(_row_of(decision, event["tokens"], tokens), _row_of(decision, tokens, event["tokens"]))
+            tokens, recorded = [list(row.token_ids) for row in result.rows], tokens_of(event)
+            if tokens != recorded:
+                self._differ(_row_of(decision, recorded, tokens), _row_of(decision, tokens, recorded))
                 return
             told = [plain("gang", {"request": move.request_id, **facts_of_move(move)}) for move in result.moves]
-            recorded = [{name: move[name] for name in ("request", *_MOVE)} for move in event["moves"]]
-            if told != recorded:
-                self._differ({"kind": "gang", "moves": recorded}, {"kind": "gang", "moves": told})
+            moves = [{name: move[name] for name in ("request", *_MOVE)} for move in event["moves"]]
+            if told != moves:
+                self._differ({"kind": "gang", "moves": moves}, {"kind": "gang", "moves": told})
                 return
-        self.num_tokens += sum(token is not None for token in event["tokens"])
+        self.num_tokens += sum(map(len, tokens_of(event)))
         if self.on_step is not None:
             self.on_step(decision, event)
         behind = self.scheduler.advance(result)
@@ -222,13 +225,20 @@ class Replayer:
         self.difference = Difference(self._number, self.scheduler.steps, recorded, replayed)
 
 
-def _row_of(decision: ScheduleDecision, mine: list[Any], other: list[Any]) -> dict[str, Any]:
-    """The first row whose token differs, as an event to show."""
+def tokens_of(event: Mapping[str, Any]) -> list[list[int]]:
+    """The tokens of each row, as a ``tokens`` event has them."""
+    rows = [[] if token is None else [token] for token in event["tokens"]]
+    for at, rest in event.get("more") or ():
+        rows[at] += rest
+    return rows
+
+
+def _row_of(decision: ScheduleDecision, mine: list[list[int]], other: list[list[int]]) -> dict[str, Any]:
+    """The first row whose tokens differ, as an event to show."""
     at = next((i for i, pair in enumerate(zip(mine, other, strict=False)) if pair[0] != pair[1]), len(other))
     row = decision.rows[min(at, len(decision.rows) - 1)]
-    token = mine[at] if at < len(mine) else None
     where = {"request": row.request_id, "choice": row.choice, "output": row.output_index}
-    return {"kind": "tokens", "row": at, **where, "token": token}
+    return {"kind": "tokens", "row": at, **where, "tokens": mine[at] if at < len(mine) else None}
 
 
 def recorded_result(
@@ -238,27 +248,28 @@ def recorded_result(
     states that were asked for are 0.
     """
     errors = dict(event["errors"] or ())
-    tokens, drawn = event["tokens"], event["drawn"]
+    tokens, drawn = tokens_of(event), event["drawn"]
     columns = isinstance(decision.rows, StepRows)
     rows = [
-        RowResult(error=errors[i]) if i in errors else _row_result(scheduler, decision.rows[i], token)
-        for i, token in enumerate(tokens)
+        RowResult(error=errors[i]) if i in errors else _row_result(scheduler, decision.rows[i], ids)
+        for i, ids in enumerate(tokens)
         if i >= drawn or not columns
     ]
     requests = [(move, scheduler.get(move["request"])) for move in event["moves"]]
     moves = tuple(move_of(move, request.params) for move, request in requests if request is not None)
-    return StepResult(decision.step, DrawnRows(tokens[:drawn], rows) if drawn and columns else rows, moves)
+    if drawn and columns:
+        return StepResult(decision.step, DrawnRows([token for (token,) in tokens[:drawn]], rows), moves)
+    return StepResult(decision.step, rows, moves)
 
 
-def _row_result(scheduler: ContinuousBatchScheduler, row: ScheduledRow, token: int | None) -> RowResult:
-    drawn = () if token is None else (token,)
+def _row_result(scheduler: ContinuousBatchScheduler, row: ScheduledRow, drawn: list[int]) -> RowResult:
     logprobs = tuple(TokenLogprobs(t, 0.0, 1) for t in drawn) if row.flags.logprobs >= 0 else ()
     prompt: tuple[TokenLogprobs, ...] = ()
     request = scheduler.get(row.request_id)
     if row.flags.prompt_logprobs >= 0 and request is not None:
         predicted = request.prompt_token_ids[row.start + 1 : row.start + 1 + row.num_scheduled_tokens]
         prompt = tuple(TokenLogprobs(t, 0.0, 1) for t in predicted)
-    return RowResult(drawn, logprobs, prompt, bytes(4) if row.flags.hidden else b"")
+    return RowResult(tuple(drawn), logprobs, prompt, bytes(4) if row.flags.hidden else b"")
 
 
 def _error_of(event: Mapping[str, Any]) -> Exception:

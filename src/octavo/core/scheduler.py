@@ -10,13 +10,13 @@ Only `plan`, `commit` and `rollback` change anything: what arrives while a step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from octavo.core.admission import check_request, default_seed
 from octavo.core.batch import DrawnRows, ScheduleDecision, StepResult, build_batch
 from octavo.core.config import SchedulerConfig
-from octavo.core.draft import Draft
+from octavo.core.draft import BranchKey, Draft
 from octavo.core.errors import CorruptPages, InvalidInput, RowError
 from octavo.core.events import TokenEvent
 from octavo.core.facts import facts_of
@@ -29,6 +29,7 @@ from octavo.core.policies import make_policy
 from octavo.core.request import Branch, FinishReason, Request, RequestState
 from octavo.core.roster import Roster
 from octavo.core.rows import UNKNOWN
+from octavo.core.speculation import check_drafts
 from octavo.core.step import Committer, Isolation, fail_request
 from octavo.core.step_model import StepModel, StepWork, work_of
 from octavo.core.swap_choice import SwapChoice
@@ -91,6 +92,7 @@ class ContinuousBatchScheduler:
         self._ahead: Draft | None = None  # behind the step in flight
         self._inbox: list[Callable[[float], object]] = []
         self._queued_ids: dict[str, Request] = {}  # in the inbox
+        self._proposed: dict[BranchKey, tuple[int, ...]] = {}  # drafts, for the next plan
 
     # -- what the outside asks
 
@@ -161,6 +163,16 @@ class ContinuousBatchScheduler:
         self.timeline.record("flush", self.timeline.now)
         self._inbox.append(lambda now: self.kv.flush_prefix_cache())
 
+    def propose(self, drafts: Mapping[BranchKey, Sequence[int]]) -> None:
+        """Tokens that branches may draw next, for the next plan: an input, recorded as one (`drafts`).
+
+        They change no token. Raises ``InvalidInput`` for a token that is not in the vocabulary.
+        """
+        self._proposed = check_drafts(drafts, self.vocab_size)
+        if self._proposed:
+            told = [(*key, list(ids)) for key, ids in self._proposed.items()]
+            self.timeline.record("drafts", self.timeline.now, drafts=told)
+
     def least_seconds(self, branch: Branch) -> float:
         """Seconds until a waiting branch with a deadline could have its first token, alone; 0 while that is unknown."""
         if branch.request.deadline is None or not self.step_model.is_fitted:
@@ -193,6 +205,10 @@ class ContinuousBatchScheduler:
     def num_running(self) -> int:
         """Sequences with a slot."""
         return len(self._roster.running)
+
+    def running(self) -> Sequence[Branch]:
+        """Sequences with a slot, by rank."""
+        return self._roster.running
 
     @property
     def events(self) -> list[TokenEvent]:
@@ -307,6 +323,7 @@ class ContinuousBatchScheduler:
         while True:
             self.steps += 1
             draft = Draft(self.steps, now, self._isolation.next_group(), self._roster.puts_off_bulk(self.steps))
+            draft.proposed, self._proposed = self._proposed, {}
             self._planner.fill(draft, budget)
             if draft.rows or not self._isolation.is_active:
                 return draft

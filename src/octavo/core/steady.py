@@ -44,12 +44,12 @@ class SteadyDecodes:
         rest: list[Branch] = []
         if draft.only is not None or len(running) > budget:
             return [], running
-        oldest, most = draft.step - self.config.stall_steps, self.config.max_preemptions
+        oldest, most, drafts = draft.step - self.config.stall_steps, self.config.max_preemptions, draft.proposed
         for branch in running:
             if branch.last_step <= oldest or branch.num_preemptions >= most:
                 return [], running
             if branch.state is _DECODING and branch.is_plain and branch.waiting_reason is _NOT_BLOCKED:
-                steady.append(branch)
+                (rest if branch.key in drafts else steady).append(branch)
             else:
                 rest.append(branch)
         if not rest:

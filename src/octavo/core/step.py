@@ -18,6 +18,7 @@ from octavo.core.gang_move import facts_of_move, make_move, move_fault
 from octavo.core.kv import KVCacheManager
 from octavo.core.request import Branch, FinishReason, Request, RequestState
 from octavo.core.roster import Roster
+from octavo.core.speculation import draft_fault, rest_of
 
 
 class Committer:
@@ -69,6 +70,8 @@ class Committer:
     def _record(self, step: int, rows: Sequence[RowResult], now: float) -> None:
         drawn = len(rows.ids) if isinstance(rows, DrawnRows) else 0
         values = {"tokens": _tokens_of(rows), "drawn": drawn, "errors": _errors_of(rows)}
+        more = rest_of(enumerate(rows.others if isinstance(rows, DrawnRows) else rows, drawn))
+        values |= {"more": more} if more else {}
         self.roster.timeline.record("tokens", now, step=step, **values)
 
     def _apply_drawn(self, steady: Sequence[Branch], rows: StepRows, ids: Sequence[int], now: float) -> int:
@@ -104,12 +107,13 @@ class Committer:
 
     def _fault(self, branch: Branch, row: ScheduledRow, outcome: RowResult) -> str | None:
         """What is wrong with a row's result, if anything."""
-        if len(outcome.token_ids) != int(row.flags.sample):
-            return f"the model returned {len(outcome.token_ids)} tokens for a row that samples {int(row.flags.sample)}"
+        wrong = draft_fault(row, outcome)
+        if wrong is not None:
+            return wrong
         if self.vocab_size is not None and any(not 0 <= token < self.vocab_size for token in outcome.token_ids):
-            return f"the model returned token {outcome.token_ids[0]}, outside the vocabulary of {self.vocab_size}"
-        if row.flags.sample and row.flags.logprobs >= 0 and len(outcome.logprobs) != 1:
-            return f"the model returned {len(outcome.logprobs)} logprobs for one token"
+            return f"the model returned {list(outcome.token_ids)}, outside the vocabulary of {self.vocab_size}"
+        if row.flags.sample and row.flags.logprobs >= 0 and len(outcome.logprobs) != len(outcome.token_ids):
+            return f"the model returned {len(outcome.logprobs)} logprobs for {len(outcome.token_ids)} tokens"
         if branch.params.pooling and row.start + row.num_scheduled_tokens == branch.num_tokens and not outcome.hidden:
             return "the model returned no pooled state at the end of the prompt"
         predicted = min(row.num_scheduled_tokens, branch.num_prompt_tokens - 1 - row.start)
@@ -118,7 +122,7 @@ class Committer:
         return None
 
     def _apply_row(self, branch: Branch, row: ScheduledRow, outcome: RowResult, now: float) -> None:
-        branch.num_resident_tokens = row.start + row.num_scheduled_tokens
+        branch.num_resident_tokens = row.start + row.num_scheduled_tokens - row.num_drafts
         branch.num_computed_tokens = max(branch.num_computed_tokens, branch.num_resident_tokens)
         self._gather_prompt_logprobs(branch, row, outcome)
         if branch.num_missing_tokens == 0 and branch.state is RequestState.PREFILLING:
@@ -130,6 +134,10 @@ class Committer:
         for i, token in enumerate(outcome.token_ids):
             self.roster.deliver(branch, token, outcome.logprobs[i] if row.flags.logprobs >= 0 else None)
             ending = find_ending(branch)
+            if ending is not None:
+                break
+        if row.num_drafts:
+            self._keep_drawn(branch, row)
         if branch.num_missing_tokens == 0:  # max_tokens = 0
             branch.hidden = outcome.hidden
             ending = FinishReason.STOP if branch.params.pooling else FinishReason.LENGTH, None
@@ -137,6 +145,13 @@ class Committer:
             self.roster.finish(branch, *ending, now=now)
             return
         self._commit_pages(branch, now)
+
+    def _keep_drawn(self, branch: Branch, row: ScheduledRow) -> None:
+        """Of the drafts, those that were drawn are resident."""
+        branch.num_resident_tokens = branch.num_tokens - 1
+        branch.num_computed_tokens = max(branch.num_computed_tokens, branch.num_resident_tokens)
+        self.kv.give_back(branch.key, branch.num_resident_tokens)
+        branch.kv_blocks = self.kv.num_branch_pages(branch.key)
 
     def _gather_prompt_logprobs(self, branch: Branch, row: ScheduledRow, outcome: RowResult) -> None:
         """Keep the logprobs of prompt tokens start + 1, start + 2, ... that are not known yet."""

@@ -17,7 +17,7 @@ from octavo.core.batch import ScheduleDecision
 from octavo.core.errors import InvalidInput
 from octavo.core.facts import request_of
 from octavo.core.history import History, history_of
-from octavo.core.replay import Replayer, recorded_result, scheduler_for
+from octavo.core.replay import Replayer, recorded_result, scheduler_for, tokens_of
 from octavo.core.step_model import StepModel, work_of
 from octavo.core.timeline import plain
 
@@ -94,9 +94,9 @@ def load_of(epoch: Sequence[Mapping[str, Any]]) -> Load:
 def _note_tokens(load: Load, decision: ScheduleDecision, event: Mapping[str, Any]) -> None:
     for move in event["moves"]:
         load.moves.setdefault(move["request"], []).append(move)
-    for row, token in zip(decision.rows, event["tokens"], strict=True):
-        if token is not None:
-            load.tokens.setdefault((row.request_id, row.choice), {})[row.output_index] = token
+    for row, tokens in zip(decision.rows, tokens_of(event), strict=True):
+        for index, token in enumerate(tokens, row.output_index):
+            load.tokens.setdefault((row.request_id, row.choice), {})[index] = token
 
 
 def simulate(load: Load, *, num_pages: int | None = None, **changes: Any) -> Outcome:

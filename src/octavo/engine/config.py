@@ -8,6 +8,7 @@ from typing import Any
 from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
+from octavo.decoding.speculation import METHODS, Speculator, make_speculator
 from octavo.engine.memory import parse_size
 
 __all__ = ["EngineConfig"]
@@ -55,6 +56,10 @@ class EngineConfig:
     policy: str = _flag("fcfs", f"Order of service: {', '.join(POLICIES)}; or several, the first first: priority,fair.")
     priority_ageing_s: float = _flag(60.0, "Seconds of waiting that count as one level of priority; 0: never.")
     tenant_weights: str = _flag("", "Shares of tenants under the fair policy, 1 where not named: alice=3,bob=2.")
+    speculative: str = _flag("", f"Guess tokens ahead and verify them: {', '.join(METHODS)}; empty: off. Same tokens.")
+    num_speculative_tokens: int = _flag(8, "Most guesses of a sequence in one step; what pays is measured.")
+    prompt_lookup_min: int = _flag(2, "Tokens that must have come before for ngram to guess what follows.")
+    prompt_lookup_max: int = _flag(6, "Tokens that ngram compares at most.")
     prefix_cache: bool = _flag(True, "Keep the keys and values of finished prefixes for later requests.")
     threads: int = _flag(0, "Threads; 0: all usable cores on native, half of them for the products of numpy.")
     seed: int = _flag(0, "Where the seeds of requests without one come from; 0: different in every run.")
@@ -73,6 +78,7 @@ class EngineConfig:
             _one_of(f"format with backend={self.backend}", self.format, ("auto", "fp32"))
             _one_of(f"kv_dtype with backend={self.backend}", self.kv_dtype, ("auto", "fp32"))
         make_policy(self.policy)
+        self.speculator()
         self.policy_settings()
         for name in (
             *("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk", "disk_kv_wait_ms"),
@@ -102,6 +108,11 @@ class EngineConfig:
     def host_kv_bytes(self) -> int:
         """``host_kv_memory`` in bytes."""
         return 0 if self.host_kv_memory == "" else parse_size(self.host_kv_memory, "host_kv_memory")
+
+    def speculator(self) -> Speculator | None:
+        """A new one, if tokens are guessed. Raises ``InvalidInput``."""
+        lookup = self.prompt_lookup_min, self.prompt_lookup_max
+        return make_speculator(self.speculative, self.num_speculative_tokens, *lookup)
 
     def policy_settings(self) -> PolicySettings:
         """Weights and ageing of the policies. Raises ``InvalidInput`` for what is no list of tenant=weight."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.errors import InvalidInput, OctavoError
-from octavo.core.events import TokenEvent
+from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
+from octavo.decoding.speculation import Speculator
 from octavo.engine.gaps import GapWatch
 from octavo.engine.metrics import Metrics
 from octavo.engine.overlap import StepThread
@@ -51,6 +52,8 @@ class EngineCore:
         self.idle = True  # the last step had nothing to run
         self._thread = StepThread(executor) if overlap else None  # runs a step while the next one is planned
         self.recorder: Recorder | None = None  # of the timeline, into a file
+        self.speculator: Speculator | None = None  # who has drafts verified, if anybody
+        self.propose_seconds = 0.0  # that it has taken to guess
         self._gap_watch = None if scheduler.gap is None else GapWatch(scheduler.gap, metrics.gaps)
         self._cycle_started = 0.0  # when the step before ended, if work was left; else 0
 
@@ -94,6 +97,8 @@ class EngineCore:
         except Exception as error:
             events: Sequence[TokenEvent] = self.scheduler.rollback(error, now)
             ended = clock()
+            if self.speculator is not None:
+                self._tell_of_drafts(self.speculator, ScheduleDecision("", 0), StepResult(0, ()), events, 0.0)
             self._measured(decision, (started, planned, planned, ended), 0.0)
             self.metrics.failed(events, ended)
         except BaseException:  # an interruption passes through, but no step may stay in flight
@@ -106,7 +111,10 @@ class EngineCore:
             pages = self.kv.allocator.counts().referenced
             events = self.scheduler.commit(result, now)
             ended = clock()
-            self.scheduler.observe(ended - (self._cycle_started or started))
+            taken = ended - (self._cycle_started or started)
+            self.scheduler.observe(taken)
+            if self.speculator is not None:
+                self._tell_of_drafts(self.speculator, decision, result, events, taken)
             model = seconds["model"] - model_before
             self._measured(decision, (started, planned, executed, ended), model)
             seconds["plan"] += planned - started
@@ -129,7 +137,13 @@ class EngineCore:
     def _next(self, now: float) -> ScheduleDecision:
         """What runs already, or a new plan."""
         running = None if self._thread is None else self._thread.decision
-        return self.scheduler.plan(now) if running is None else running
+        if running is not None:
+            return running
+        if self.speculator is not None:
+            begun = self.clock()
+            self.scheduler.propose(self.speculator.drafts(self.scheduler.running()))
+            self.propose_seconds += self.clock() - begun
+        return self.scheduler.plan(now)
 
     def _execute(self, decision: ScheduleDecision, now: float) -> StepResult:
         """Run a step; with overlap, plan the one behind it meanwhile, and have it running before this one's commit."""
@@ -137,12 +151,27 @@ class EngineCore:
             return self.executor(decision)
         if self._thread.decision is None:
             self._thread.start(decision)
-        self.scheduler.plan_ahead(now)
+        if self.speculator is None or self.speculator.rests():
+            self.scheduler.plan_ahead(now)
         result = self._thread.wait()
         behind = self.scheduler.advance(result)
         if behind is not None:
             self._thread.start(behind)
         return result
+
+    def _tell_of_drafts(
+        self,
+        speculator: Speculator,
+        decision: ScheduleDecision,
+        result: StepResult,
+        events: Sequence[TokenEvent],
+        seconds: float,
+    ) -> None:
+        if decision.rows:
+            speculator.committed(decision.rows, result.rows, seconds)
+        for event in events.others if isinstance(events, StepEvents) else events:
+            if event.kind is EventKind.CHOICE_END:
+                speculator.ended((event.request_id, event.choice))
 
     def _measured(self, decision: ScheduleDecision, times: tuple[float, float, float, float], model: float) -> None:
         """Tell the timeline what a step took, if it had anything to run. A failed one's time is its commit's."""

@@ -100,6 +100,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         audit=config.audit,
         overlap=config.overlap,
     )
+    core.speculator = config.speculator()
     core.metrics.temporary_bytes = plan.needs.activations + plan.needs.workspace
     if config.record or config.disk_kv:
         atexit.register(core.close)  # at the latest

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from octavo.backends.ops import ForwardBatch, SamplingRow
@@ -22,39 +23,15 @@ from octavo.core.batch import (
     SlotInit,
     StepResult,
     StepRows,
-    TokenLogprobs,
 )
 from octavo.core.errors import InvariantBroken, RowError
+from octavo.decoding.speculation import accepted
+from octavo.engine.draws import Answer, Wanted, sampling_tokens, take_drawn, wanted_of, without
 from octavo.engine.pooling import PooledRows
 from octavo.engine.slots import Slot
 from octavo.engine.tiers import Tiers
 
 _NOT_FINITE = "the model gave no finite logit; check the weights and the prompt"
-
-
-@dataclass
-class _Wanted:
-    """Which logits the step's rows need. Indices are into the logits, in the order of ``logit_rows``."""
-
-    logit_rows: list[int] = field(default_factory=list)  # token rows of the batch
-    sampled: list[tuple[int, int]] = field(default_factory=list)  # (logits index, decision row)
-    prompt: list[tuple[int, int, int]] = field(default_factory=list)  # (logits index, decision row, prompt token id)
-
-
-@dataclass
-class _Answer:
-    """A ``RowResult`` in the making."""
-
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    hidden: bytes = b""
-    error: str | None = None
-
-    def result(self) -> RowResult:
-        if self.error is not None:
-            return RowResult(error=self.error)
-        return RowResult(self.token_ids, self.logprobs, tuple(self.prompt_logprobs), self.hidden)
 
 
 class ModelRunner:
@@ -130,14 +107,20 @@ class ModelRunner:
         rest = iter(ids[len(rows.slots) :])
         pooled = PooledRows(rows.others, self._slots, len(rows.slots))
         vectors = pooled.results(self.backend, self.model.last_states(batch, pooled.token_rows)) if pooled else {}
-        others = [vectors.get(i) or self._drawn_row(row, rest) for i, row in enumerate(rows.others)]
+        apart = iter(batch.cache["verified"].logprobs if "verified" in batch.cache else ())
+        others = [vectors.get(i) or self._drawn_row(row, rest, apart) for i, row in enumerate(rows.others)]
         return DrawnRows(ids[: len(rows.slots)], others)
 
-    def _drawn_row(self, row: ScheduledRow, ids: Iterator[int]) -> RowResult:
+    def _drawn_row(self, row: ScheduledRow, ids: Iterator[int], apart: Iterator[Any]) -> RowResult:
         if not row.flags.sample:
             return RowResult()
-        found = (self._arrays.logprobs(row.slot),) if _wants_logprobs(row) else ()
-        return RowResult((next(ids),), found)
+        if not row.num_drafts:
+            return RowResult((next(ids),), (self._arrays.logprobs(row.slot),) if _wants_logprobs(row) else ())
+        drawn = tuple(islice(ids, 1 + row.num_drafts))
+        slot, count = self._slots[row.slot], accepted(row.drafts, drawn)
+        found = list(islice(apart, 1 + row.num_drafts)) if slot.is_ruled(row) else []
+        slot.accept(row, drawn[:count])
+        return RowResult(drawn[:count], tuple(each.answer() for each in found[:count] if each is not None))
 
     def _follow(self, rows: StepRows, slots: Sequence[Slot]) -> None:
         """Tell the backend of the step's tokens where counts or banned ids depend on them."""
@@ -164,8 +147,7 @@ class ModelRunner:
             tokens += row.token_ids
             positions += range(row.start, row.start + len(row.token_ids))
             lens.append(len(row.token_ids))
-            if row.flags.sample:
-                logit_rows.append(len(tokens) - 1)
+            logit_rows += sampling_tokens(row, len(tokens))
         batch: ForwardBatch = self.backend.batch(
             tokens,
             positions,
@@ -176,22 +158,30 @@ class ModelRunner:
             logit_rows=logit_rows,
             no_write=[False] * len(rows.slots) + [row.flags.no_write for row in rows.others],
         )
-        sampled = [row for row in rows.others if row.flags.sample]
-        indices = rows.output_indices + [row.output_index for row in sampled]
-        batch.draws = self._arrays.draws(rows.slots + [row.slot for row in sampled], indices)
+        slots, indices = list(rows.slots), list(rows.output_indices)
+        verified: dict[int, list[SamplingRow]] = {}  # by the first draw of a row whose draws differ in more than index
+        for row in rows.others:
+            if row.num_drafts and self._slots[row.slot].is_ruled(row):
+                verified[len(slots)] = self._slots[row.slot].sampling_rows(row)
+            draws = range(row.output_index, row.output_index + (1 + row.num_drafts) * row.flags.sample)
+            slots += [row.slot] * len(draws)
+            indices += draws
+        batch.draws = self._arrays.draws(slots, indices)
+        if verified:
+            batch.cache["verified"] = self._arrays.put_rows(batch.draws, verified)
         return batch
 
     # -- step by step: logits, then what is asked of them
 
     def _answer(self, rows: Sequence[ScheduledRow]) -> Sequence[RowResult]:
         slots = [self._slot(row) for row in rows]
-        wanted = _wanted(rows, slots)
+        wanted = wanted_of(rows, slots)
         batch = self._batch(rows, slots, wanted)
-        if len(wanted.sampled) == len(wanted.logit_rows):  # a backend may draw while it computes
-            batch.sampling = tuple(
-                slots[row].sampling_row(rows[row].choice, rows[row].output_index) for _, row in wanted.sampled
-            )
-        answers = [_Answer() for _ in rows]
+        asked = [slot.sampling_rows(row) for row, slot in zip(rows, slots, strict=True) if row.flags.sample]
+        asks = [ask for each in asked for ask in each]
+        if len(asks) == len(wanted.logit_rows):  # a backend may draw while it computes
+            batch.sampling = tuple(asks)
+        answers = [Answer() for _ in rows]
         pooled = PooledRows(rows, self._slots)
         if pooled:
             called = self.model.forward_states, self.backend, self.weights, batch, pooled.token_rows
@@ -202,7 +192,10 @@ class ModelRunner:
             logits = self._timed(self.model.forward, self.backend, self.weights, batch)
         if wanted.logit_rows:
             self._prompt_logprobs(logits, batch, rows, wanted, answers)
-            self._sample(logits, batch, rows, slots, wanted, answers)
+            self._sample(logits, batch, rows, asks, wanted, answers)
+        for row, slot, answer in zip(rows, slots, answers, strict=True):
+            if row.num_drafts:
+                slot.accept(row, answer.token_ids)
         return tuple(answer.result() for answer in answers)
 
     def _timed(self, function: Callable[..., Any], *values: Any) -> Any:
@@ -239,7 +232,7 @@ class ModelRunner:
             else:
                 self._arrays.tables.place(slot, delta.group, delta.first, delta.pages)
 
-    def _batch(self, rows: Sequence[ScheduledRow], slots: Sequence[Slot], wanted: _Wanted) -> ForwardBatch:
+    def _batch(self, rows: Sequence[ScheduledRow], slots: Sequence[Slot], wanted: Wanted) -> ForwardBatch:
         where: dict[str, Any] = {}
         if self._arrays is None:
             tables: Any = [[slot.pages[group] for slot in slots] for group in range(self.num_groups)]
@@ -265,7 +258,7 @@ class ModelRunner:
         return self.backend.select_rows(logits, replace(batch, logit_rows=list(indices), cache={}))
 
     def _prompt_logprobs(
-        self, logits: Any, batch: ForwardBatch, rows: Sequence[ScheduledRow], wanted: _Wanted, answers: list[_Answer]
+        self, logits: Any, batch: ForwardBatch, rows: Sequence[ScheduledRow], wanted: Wanted, answers: list[Answer]
     ) -> None:
         if not wanted.prompt:
             return
@@ -283,47 +276,47 @@ class ModelRunner:
         logits: Any,
         batch: ForwardBatch,
         rows: Sequence[ScheduledRow],
-        slots: Sequence[Slot],
-        wanted: _Wanted,
-        answers: list[_Answer],
+        asks: Sequence[SamplingRow],
+        wanted: Wanted,
+        answers: list[Answer],
     ) -> None:
         """Sample the rows that ask for it; a row without a finite logit leaves with an error and the rest go on."""
-        left = [(at, row) for at, row in wanted.sampled if answers[row].error is None]
+        left = [i for i, (_, row) in enumerate(wanted.sampled) if answers[row].error is None]
         while left:
-            raw = self._select(logits, batch, [at for at, _ in left], len(wanted.logit_rows))
-            asked: Sequence[SamplingRow] = batch.sampling
-            if len(asked) != len(left):
-                asked = [slots[row].sampling_row(rows[row].choice, rows[row].output_index) for _, row in left]
+            raw = self._select(logits, batch, [wanted.sampled[i][0] for i in left], len(wanted.logit_rows))
+            asked = batch.sampling if len(batch.sampling) == len(left) else [asks[i] for i in left]
             try:
                 ids = self.backend.sample(self.backend.process_logits(raw, asked), asked)
             except RowError as error:
                 if not error.rows:
                     raise
-                for index in error.rows:
-                    answers[left[index][1]].error = f"{error}: {_NOT_FINITE}"
-                left = [pair for pair in left if answers[pair[1]].error is None]
+                left = without(left, [left[index] for index in error.rows], wanted, f"{error}: {_NOT_FINITE}", answers)
                 continue
-            for (_, row), token in zip(left, ids, strict=True):
-                answers[row].token_ids = (int(token),)
-            self._logprobs(raw, batch, rows, [row for _, row in left], answers)
+            owners = [wanted.sampled[i][1] for i in left]
+            drawn = take_drawn(owners, ids, rows, answers)
+            self._logprobs(raw, batch, rows, drawn, answers)
             return
 
     def _logprobs(
-        self, raw: Any, batch: ForwardBatch, rows: Sequence[ScheduledRow], left: Sequence[int], answers: list[_Answer]
+        self,
+        raw: Any,
+        batch: ForwardBatch,
+        rows: Sequence[ScheduledRow],
+        drawn: Sequence[tuple[int, int, int]],
+        answers: list[Answer],
     ) -> None:
-        """Logprobs of the sampled tokens from ``raw`` logits, whose row i belongs to decision row ``left[i]``."""
-        asking = [i for i, row in enumerate(left) if _wants_logprobs(rows[row])]
+        """Logprobs of tokens that count: ``drawn`` are (row of ``raw`` logits, decision row, token)."""
+        asking = [each for each in drawn if _wants_logprobs(rows[each[1]])]
         if not asking:
             return
-        owners = [left[i] for i in asking]
         found = self.backend.logprobs(
-            self._select(raw, batch, asking, len(left)),
-            [answers[row].token_ids[0] for row in owners],
-            [max(0, rows[row].flags.logprobs) for row in owners],
-            [rows[row].flags.logprob_ids for row in owners],
+            self._select(raw, batch, [at for at, _, _ in asking], len(raw)),
+            [token for _, _, token in asking],
+            [max(0, rows[row].flags.logprobs) for _, row, _ in asking],
+            [rows[row].flags.logprob_ids for _, row, _ in asking],
         )
-        for row, logprob in zip(owners, found, strict=True):
-            answers[row].logprobs = (logprob,)
+        for (_, row, _), logprob in zip(asking, found, strict=True):
+            answers[row].logprobs += (logprob,)
 
 
 def _as_others(rows: Sequence[ScheduledRow]) -> StepRows:
@@ -340,20 +333,3 @@ def _as_columns(rows: StepRows, results: Sequence[RowResult]) -> Sequence[RowRes
 
 def _wants_logprobs(row: ScheduledRow) -> bool:
     return row.flags.logprobs >= 0 or bool(row.flags.logprob_ids)
-
-
-def _wanted(rows: Sequence[ScheduledRow], slots: Sequence[Slot]) -> _Wanted:
-    """Token rows whose logits are needed: those that predict a prompt token asked about, and those that sample."""
-    wanted = _Wanted()
-    first = 0
-    for index, (row, slot) in enumerate(zip(rows, slots, strict=True)):
-        if row.flags.prompt_logprobs >= 0:
-            stop = min(row.start + len(row.token_ids), slot.num_prompt_tokens - 1)
-            for position in range(row.start, stop):
-                wanted.prompt.append((len(wanted.logit_rows), index, slot.tokens[position + 1]))
-                wanted.logit_rows.append(first + position - row.start)
-        first += len(row.token_ids)
-        if row.flags.sample:
-            wanted.sampled.append((len(wanted.logit_rows), index))
-            wanted.logit_rows.append(first - 1)
-    return wanted

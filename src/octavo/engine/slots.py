@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from octavo.backends.counts import TokenCounts
@@ -41,7 +42,7 @@ class Slot:
 
     def update(self, row: ScheduledRow) -> None:
         """Take a row's tokens, if they are followed. Raises ``InvariantBroken`` if they leave a gap."""
-        self.follow(row.start, row.token_ids, row.num_tokens)
+        self.follow(row.start, row.token_ids[: len(row.token_ids) - row.num_drafts], row.num_tokens)
 
     def follow(self, start: int, token_ids: Sequence[int], num_tokens: int) -> None:
         """``update`` with the row's fields."""
@@ -71,6 +72,26 @@ class Slot:
             output_counts=self.output_counts,
             banned_now=self.end_ids if output_index < self.params.min_tokens else (),
         )
+
+    def sampling_rows(self, row: ScheduledRow) -> list[SamplingRow]:
+        """Those of all tokens that a row samples; each sees the drafts before it as if they were known."""
+        first = self.sampling_row(row.choice, row.output_index)
+        if not row.num_drafts:
+            return [first]
+        rows, counts = [], TokenCounts.of(first.output_counts)
+        for index in range(row.output_index, row.output_index + row.num_drafts + 1):
+            rows.append(replace(self.sampling_row(row.choice, index), output_counts=TokenCounts.of(counts)))
+            if self.follows and index < row.output_index + row.num_drafts:
+                counts.add(row.drafts[index - row.output_index])
+        return rows
+
+    def accept(self, row: ScheduledRow, drawn: Sequence[int]) -> None:
+        """Of a row's drafts, those that were drawn; the last token drawn comes with the next row."""
+        self.follow(row.num_tokens, drawn[:-1], row.num_tokens + max(0, len(drawn) - 1))
+
+    def is_ruled(self, row: ScheduledRow) -> bool:
+        """True if the tokens that a row samples differ in more than their index: by counts, bans or logprobs."""
+        return self.params.wants_logprobs or row.output_index < self.changes_until
 
     def carried(self, start: int) -> Any:
         """What pooling the tokens before ``start`` came to, where all of them are pooled.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from octavo.core.gap import GapControl
 from octavo.core.host_tier import HostTier
+from octavo.decoding.speculation import Speculator
 from octavo.engine.core import EngineCore
 from octavo.engine.tiers import Tiers
 
@@ -48,8 +49,19 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
         **({} if scheduler.gap is None else gap_stats(scheduler.gap)),
         "prefix_queries_tokens": prefix.query_units,
         "prefix_hit_tokens": prefix.hit_units,
+        **({} if core.speculator is None else draft_stats(core.speculator, core.propose_seconds)),
         **({} if core.tiers is None else tier_stats(core.tiers, core.kv.host)),
     }
+
+
+def draft_stats(speculator: Speculator, propose_seconds: float) -> Mapping[str, float]:
+    """What became of guessed tokens, what it cost and what it saved."""
+    stats, control = speculator.stats, speculator.control
+    told = {"draft_steps": stats.steps, "draft_tokens": stats.drafted, "accepted_draft_tokens": stats.accepted}
+    told |= {"draft_seconds/propose": propose_seconds}
+    if control is None:
+        return told
+    return told | {"draft_seconds/verify": control.verify_seconds, "draft_seconds/saved": control.saved_seconds}
 
 
 def tier_stats(tiers: Tiers, host: HostTier) -> Mapping[str, float]:

@@ -36,6 +36,7 @@ class Metric:
 _WHO = ("tenant", "priority")
 _GAP, _TIERS, _DISK = "--max-token-gap-ms", "--host-kv", "--disk-kv"
 _BATCHES = "--batch-dir"
+_DRAFTS = "--speculative"
 _COMPACT = "--layout compact"
 
 
@@ -151,6 +152,19 @@ METRICS = (
     _counter("octavo:steps", "Steps", "steps", "Steps of the engine."),
     _counter("octavo:rollbacks", "Steps", "rollbacks", "Steps that were rolled back."),
     _counter("octavo:scheduled_tokens", "Tokens", "scheduled_tokens", "Tokens computed, prompts and outputs."),
+    _counter("octavo:draft_steps", "Drafts", "draft_steps", "Steps that verified guesses.", when=_DRAFTS),
+    _counter("vllm:spec_decode_num_draft_tokens", "Drafts", "draft_tokens", "Tokens guessed ahead.", when=_DRAFTS),
+    _counter(
+        "vllm:spec_decode_num_accepted_tokens", "Drafts", "accepted_draft_tokens", "Of them, those drawn.", when=_DRAFTS
+    ),
+    _counter(
+        "octavo:draft_seconds",
+        "Where drafts spend their time",
+        "draft_seconds/",
+        "Seconds: propose; verify (beyond plain steps); saved (plain steps that were not needed).",
+        ("part",),
+        when=_DRAFTS,
+    ),
     _gauge("octavo:step_seconds", "Time of a step", "step_seconds", "Seconds that the last step took."),
     _gauge("octavo:last_step_age_seconds", "Time of a step", "last_step_age", "Seconds since the engine ended a step."),
     _counter(

@@ -1,1 +1,20 @@
-"""Speculative decoding: who guesses the next tokens, and what of a guess counts."""
+"""Speculative decoding: who guesses the next tokens (`proposer`), how many guesses pay (`control`), and what of them
+counts (`exact`). `speculator` joins them to a scheduler."""
+
+from octavo.decoding.speculation.control import DraftControl
+from octavo.decoding.speculation.exact import accepted
+from octavo.decoding.speculation.methods import METHODS, make_speculator
+from octavo.decoding.speculation.ngram import NgramProposer
+from octavo.decoding.speculation.proposer import BranchKey, Proposer
+from octavo.decoding.speculation.speculator import Speculator
+
+__all__ = [
+    "METHODS",
+    "BranchKey",
+    "DraftControl",
+    "NgramProposer",
+    "Proposer",
+    "Speculator",
+    "accepted",
+    "make_speculator",
+]

@@ -1,0 +1,28 @@
+"""Proposers by name."""
+
+from __future__ import annotations
+
+from octavo.core.errors import InvalidInput
+from octavo.decoding.speculation.control import DraftControl
+from octavo.decoding.speculation.ngram import NgramProposer
+from octavo.decoding.speculation.proposer import Proposer
+from octavo.decoding.speculation.speculator import Speculator
+from octavo.decoding.speculation.suffix import SuffixProposer
+
+__all__ = ["METHODS", "make_speculator"]
+
+METHODS = ("ngram", "suffix")
+
+
+def make_speculator(
+    method: str, most: int, shortest: int = 2, longest: int = 6, *, adapts: bool = True
+) -> Speculator | None:
+    """Speculation of at most ``most`` drafts a step and branch; None for no method. Raises ``InvalidInput``."""
+    if not method:
+        return None
+    if method not in METHODS:
+        raise InvalidInput("speculative", method, f"give one of {', '.join(METHODS)}, or nothing")
+    if not isinstance(most, int) or not 1 <= most <= 64:
+        raise InvalidInput("num_speculative_tokens", most, "give 1 to 64")
+    proposer: Proposer = NgramProposer(shortest, longest) if method == "ngram" else SuffixProposer()
+    return Speculator(proposer, most, DraftControl() if adapts else None)

@@ -1,0 +1,93 @@
+"""Between scheduler and proposer: asks for drafts before a plan, learns from what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.core.batch import RowResult, ScheduledRow, StepRows
+from octavo.core.request import Branch
+from octavo.core.speculation import may_draft
+from octavo.decoding.speculation.control import DraftControl, Taken
+from octavo.decoding.speculation.proposer import BranchKey, Proposer
+
+__all__ = ["SpeculationStats", "Speculator"]
+
+MOST_AHEAD = 8  # steps planned ahead, one after the other, while nobody has a draft
+
+
+class SpeculationStats:
+    """What became of drafts, since the start."""
+
+    def __init__(self) -> None:
+        self.steps = 0  # with drafts
+        self.drafted = self.accepted = 0
+
+
+class Speculator:
+    """For one scheduler. ``most``: drafts of one branch in one step. Without ``control`` it is always that many."""
+
+    def __init__(self, proposer: Proposer, most: int, control: DraftControl | None = None) -> None:
+        self.proposer, self.most, self.control = proposer, most, control
+        self.stats = SpeculationStats()
+        self._branches: dict[BranchKey, tuple[Branch, Taken]] = {}
+        self._empty = self._ahead = 0  # calls without a draft, one after the other; steps that may be planned ahead
+
+    def drafts(self, running: Sequence[Branch]) -> dict[BranchKey, Sequence[int]]:
+        """Drafts for those that run, for the plan that follows."""
+        able = [branch for branch in running if may_draft(branch)]
+        states = [self._state(branch) for branch in able]
+        counts = [self.most] * len(able) if self.control is None else self.control.share(len(able), states, self.most)
+        found: dict[BranchKey, Sequence[int]] = {}
+        for branch, count in zip(able, counts, strict=True):
+            said = self.proposer.propose(branch.key, branch.token_ids, count) if count else ()
+            if said:
+                found[branch.key] = said
+        self._empty = 0 if found else min(self._empty + 1, MOST_AHEAD)
+        self._ahead = self._empty
+        return found
+
+    def rests(self) -> bool:
+        """True if the next step may be planned before this one's tokens are there: nobody had drafts lately."""
+        self._ahead -= 1
+        return self._ahead >= 0
+
+    def committed(self, rows: Sequence[ScheduledRow], results: Sequence[RowResult], seconds: float) -> None:
+        """A step is done, in so many seconds."""
+        others, others_results = rows, results
+        plain = 0
+        if isinstance(rows, StepRows):
+            plain, others, others_results = len(rows.slots), rows.others, results[len(rows.slots) :]
+        drafts, tokens, decodes_only = 0, plain, True
+        for row, result in zip(others, others_results, strict=True):
+            decodes_only = decodes_only and row.num_scheduled_tokens == 1 + row.num_drafts and row.flags.sample
+            drafts, tokens = drafts + row.num_drafts, tokens + len(result.token_ids)
+            if row.num_drafts:
+                self._saw(row, len(result.token_ids) - 1)
+        self.stats.steps += drafts > 0
+        if self.control is not None and decodes_only:
+            self.control.measured(plain + len(others), drafts, tokens, seconds)
+
+    def _saw(self, row: ScheduledRow, taken: int) -> None:
+        taken = max(taken, 0)
+        self.stats.drafted += row.num_drafts
+        self.stats.accepted += taken
+        known = self._branches.get((row.request_id, row.choice))
+        if known is not None:
+            known[1].saw(row.num_drafts, taken)
+        if self.control is not None:
+            self.control.saw(row.num_drafts, taken)
+
+    def ended(self, branch_key: BranchKey) -> None:
+        """A choice has ended."""
+        known = self._branches.pop(branch_key, None)
+        if known is not None:
+            self.proposer.observe(branch_key, known[0].token_ids)
+            self.proposer.drop(branch_key)
+
+    def _state(self, branch: Branch) -> Taken:
+        known = self._branches.get(branch.key)
+        if known is None:
+            self.proposer.open(branch.key, branch.request.namespace, branch.num_prompt_tokens)
+            known = branch, Taken(0.6 if self.control is None else self.control.chance)
+            self._branches[branch.key] = known
+        return known[1]

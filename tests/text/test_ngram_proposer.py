@@ -1,0 +1,52 @@
+"""Prompt lookup against its definition by brute force, and the fold that says what of a guess counts."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from octavo.decoding.speculation import NgramProposer, accepted
+from octavo.decoding.speculation.ngram import CANDIDATES
+
+KEY = ("r", 0)
+TOKENS = st.lists(st.integers(0, 2), max_size=40)
+
+
+def looked_up(tokens, shortest, longest, most):
+    """What followed the longest match of the newest few, by trying every place."""
+    known, best, reach = len(tokens), 0, 0
+    places = [p for p in range(known - 1, shortest - 1, -1) if tokens[p - shortest : p] == tokens[known - shortest :]]
+    for place in places[:CANDIDATES] if known > shortest else ():
+        length = shortest
+        while length < longest and place > length and tokens[place - length - 1] == tokens[known - length - 1]:
+            length += 1
+        if length > reach:
+            best, reach = place, length
+    if not best:
+        return []
+    said = list(tokens)
+    for _ in range(most):
+        said.append(said[best + len(said) - known])
+    return said[known:]
+
+
+@given(TOKENS, st.integers(1, 3), st.integers(0, 3), st.integers(1, 9), st.integers(1, 7))
+def test_it_finds_what_brute_force_finds(tokens, shortest, more, most, stride):
+    proposer = NgramProposer(shortest, shortest + more)
+    proposer.open(KEY, "", 0)
+    for end in [*range(0, len(tokens), stride), len(tokens)]:
+        said = list(proposer.propose(KEY, tokens[:end], most))
+        assert said == looked_up(tokens[:end], shortest, shortest + more, most)
+    proposer.drop(KEY)
+    proposer.drop(KEY)
+
+
+@given(TOKENS, TOKENS)
+def test_what_counts_is_what_a_plain_run_would_have_drawn(drafts, drawn):
+    drawn = drawn[: len(drafts) + 1]
+    count = accepted(drafts, drawn)
+    plain = []  # each draw is right as long as the drafts before it were drawn
+    for i, token in enumerate(drawn):
+        if list(drafts[:i]) != list(drawn[:i]):
+            break
+        plain.append(token)
+    assert list(drawn[:count]) == plain
