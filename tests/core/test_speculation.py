@@ -142,4 +142,7 @@ def test_a_recording_holds_the_drafts_and_all_that_came_of_them(lies, model):
     replayer = Replayer(scheduler, NullModel(scheduler.kv, VOCAB) if model else None)
     assert all(replayer.feed(event) for event in events[1:]), replayer.difference
     assert replayer.num_tokens == 55
-    assert {name: life.outputs for name, life in history_of(events).lives.items()} == {"r": 30, "b": 25}
+    lives = history_of(events).lives
+    assert {name: life.outputs for name, life in lives.items()} == {"r": 30, "b": 25}
+    assert lives["r"].steps + lives["r"].accepted == 29 and lives["r"].drafted >= lives["r"].accepted
+    assert lives["b"].drafted == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_harness import Choice, Collector, assert_idle, make_core, make_request, run_to_end
+from engine_harness import Choice, Collector, Oracle, assert_idle, make_core, make_request, run_to_end
 
 from octavo.backends.native_steps import StepArrays
 from octavo.backends.ops import SamplingRow
@@ -26,7 +26,9 @@ ASKS: list[dict[str, Any]] = [
 
 
 def run(asks: list[dict[str, Any]], **settings: Any) -> tuple[dict[tuple[str, int], Choice], EngineCore]:
+    speculator = settings.pop("speculator", None)
     core, collector = make_core(page_size=16, backend="native", **settings), Collector()
+    core.speculator = speculator
     for index, ask in enumerate(asks):
         params = SamplingParams(**{"temperature": 0.0, "seed": index, **ask})
         core.submit(make_request(f"r{index}", range(4, 14 + 3 * index), params), 0.0)
@@ -53,6 +55,20 @@ def test_any_step_may_go_the_general_way(seed: int, monkeypatch: pytest.MonkeyPa
     share = rng.choice([0.1, 0.5, 0.9])
     monkeypatch.setattr(ModelRunner, "_draw", lambda *args: None if rng.random() < share else draw(*args))
     assert run(ASKS, max_prefill_chunk=rng.choice([4, 64]))[0] == wanted
+
+
+@pytest.mark.parametrize(("most", "lies", "chunk"), [(1, 0, 64), (3, 1, 64), (7, 3, 5), (15, 1, 64), (6, 8, 64)])
+def test_drafts_change_no_token_and_no_logprob(
+    most: int, lies: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verified rows beside plain ones, each with counts, bans and logprobs of its own, in one call and without."""
+    asks = [*ASKS, {**PLAIN, "temperature": 1.2, "top_k": 20, "presence_penalty": 0.7, "logprobs": 1, "n": 2}]
+    wanted, draw, rng = run(asks)[0], ModelRunner._draw, random.Random(most)
+    for way in (draw, lambda runner, rows: None, lambda *args: None if rng.random() < 0.5 else draw(*args)):
+        monkeypatch.setattr(ModelRunner, "_draw", way)
+        oracle = Oracle(lambda *key: wanted[key].tokens, most, lies)
+        assert run(asks, max_prefill_chunk=chunk, speculator=oracle)[0] == wanted
+        assert oracle.accepted > 0 or lies == 8
 
 
 def test_a_draw_that_fails_is_made_again_from_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:

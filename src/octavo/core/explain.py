@@ -47,6 +47,8 @@ class Explanation:
             "prompt_tokens": life.prompt,
             "cached_tokens": life.cached,
             "output_tokens": life.outputs,
+            "draft_tokens": life.drafted,
+            "accepted_draft_tokens": life.accepted,
             "ttft_s": None if life.first_token is None else life.first_token - life.arrival,
             "longest_gap_s": life.longest_gap,
             "causes": [vars(cause) for cause in self.causes],
@@ -94,7 +96,8 @@ def _detail(history: History, life: Life, cause: str, shown: Callable[[str], str
     if cause == "prefill":
         return f"{life.prompt} tokens, {life.cached} of them from the prefix cache"
     if cause == "decode":
-        return f"{life.steps} step{'s' * (life.steps != 1)}, {life.outputs} tokens in all"
+        guesses = f", {life.accepted} of {life.drafted} drafts among them" if life.drafted else ""
+        return f"{life.steps} step{'s' * (life.steps != 1)}, {life.outputs} tokens in all{guesses}"
     return CAUSES[cause]
 
 

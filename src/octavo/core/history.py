@@ -64,6 +64,11 @@ class StepView:
     more: dict[int, int] = field(default_factory=dict)  # by row: how many it came to besides
     failed: str = ""  # the error that it was taken back for
 
+    def drafts(self, row: int) -> int:
+        """Guesses among the tokens of a row: a decode has one token besides."""
+        place = row - len(self.names) + len(self.reasons)
+        return self.shares[row] - 1 if place >= 0 and self.reasons[place].startswith("decode") else 0
+
 
 @dataclass
 class Life:
@@ -83,6 +88,8 @@ class Life:
     chunks: int = 0
     steps: int = 0  # that decoded
     outputs: int = 0  # tokens, all choices
+    drafted: int = 0  # tokens guessed ahead and verified
+    accepted: int = 0  # of them, those that were drawn
     gang: bool = False  # its moves say how many tokens there are, not its rows
     sums: dict[str, float] = field(default_factory=dict)  # seconds by cause
     spans: list[Span] = field(default_factory=list)
@@ -337,7 +344,10 @@ class _Teller:
             life = self._running.get(name)
             if token is None or life is None:
                 continue
-            life.outputs += 0 if life.gang else 1 + step.more.get(at, 0)
+            more = step.more.get(at, 0)
+            life.outputs += 0 if life.gang else 1 + more
+            life.accepted += more
+            life.drafted += step.drafts(at)
             if life.first_token is None:
                 life.first_token = step.end
             elif life.last_token is not None:

@@ -57,8 +57,8 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
 def draft_stats(speculator: Speculator, propose_seconds: float) -> Mapping[str, float]:
     """What became of guessed tokens, what it cost and what it saved."""
     stats, control = speculator.stats, speculator.control
-    told = {"draft_steps": stats.steps, "draft_tokens": stats.drafted, "accepted_draft_tokens": stats.accepted}
-    told |= {"draft_seconds/propose": propose_seconds}
+    told: dict[str, float] = {"draft_steps": stats.steps, "draft_seconds/propose": propose_seconds}
+    told |= {"draft_tokens": stats.drafted, "accepted_draft_tokens": stats.accepted}
     if control is None:
         return told
     return told | {"draft_seconds/verify": control.verify_seconds, "draft_seconds/saved": control.saved_seconds}

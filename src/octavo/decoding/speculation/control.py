@@ -21,7 +21,7 @@ GROWTH = 2
 NEWEST = 1 / 8  # what the newest step counts in a mean
 REFRESH = 256  # steps with drafts after which a plain one is measured again
 MOST_SIZES = 1024  # numbers of rows that are remembered
-LEAST_GAIN = 1.0  # tokens a second against plain steps: below it drafts rest
+LEAST_GAIN = 1.03  # tokens a second against plain steps: below it drafts rest
 PROOF = 8  # steps with drafts before a verdict
 REST = (16, 4096)  # steps: the first rest, and the longest
 
@@ -152,13 +152,16 @@ class DraftControl:
         size.plain += (min(seconds, 2.0 * known) - size.plain) * max(NEWEST, 1.0 / size.num_plain)
 
     def _verified(self, size: _Size, rows: int, drafts: int, tokens: int, seconds: float) -> None:
-        if size.seen:  # what disturbs a step makes it longer
+        keep = 1.0 - NEWEST / 2
+        if size.seen:  # what disturbs a step makes it longer: of a long time part is believed, a short one at once
             begin, each = size.cost()
-            seconds = min(seconds, 2.0 * (size.plain + begin + each * drafts))
+            expected = begin + each * drafts
+            seconds = min(seconds, 2.0 * (size.plain + expected))
+            if 2.0 * (seconds - size.plain) < expected:
+                keep, size.next_rest = 0.25, REST[0]
         over = seconds - size.plain
         self.verify_seconds += over
         self.saved_seconds += (tokens - rows) * size.plain / rows
-        keep = 1.0 - NEWEST / 2
         for name, value in (("seen", 1.0), ("drafts", drafts), ("squares", drafts * drafts), ("over", over)):
             setattr(size, name, keep * getattr(size, name) + value)
         size.product = keep * size.product + drafts * over

@@ -12,17 +12,20 @@ from octavo.decoding.speculation.suffix import SuffixProposer
 __all__ = ["METHODS", "make_speculator"]
 
 METHODS = ("ngram", "suffix")
+MOST = 64  # drafts, and tokens that are looked up
 
 
 def make_speculator(
     method: str, most: int, shortest: int = 2, longest: int = 6, *, adapts: bool = True
 ) -> Speculator | None:
     """Speculation of at most ``most`` drafts a step and branch; None for no method. Raises ``InvalidInput``."""
+    limits = {"num_speculative_tokens": most, "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
+    for name, value in limits.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+            raise InvalidInput(name, value, f"give 1 to {MOST}")
+    if method not in ("", *METHODS):
+        raise InvalidInput("speculative", method, f"give one of {', '.join(METHODS)}, or nothing")
     if not method:
         return None
-    if method not in METHODS:
-        raise InvalidInput("speculative", method, f"give one of {', '.join(METHODS)}, or nothing")
-    if not isinstance(most, int) or not 1 <= most <= 64:
-        raise InvalidInput("num_speculative_tokens", most, "give 1 to 64")
     proposer: Proposer = NgramProposer(shortest, longest) if method == "ngram" else SuffixProposer()
     return Speculator(proposer, most, DraftControl() if adapts else None)
