@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from octavo.decoding.speculation.control import DraftControl, Taken
 
 MOST = 8

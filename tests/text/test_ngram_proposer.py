@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo.decoding.speculation.ngram import CANDIDATES
 
 from octavo.decoding.speculation import NgramProposer, accepted
+from octavo.decoding.speculation.ngram import CANDIDATES
 
 KEY = ("r", 0)
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
