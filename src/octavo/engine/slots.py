@@ -75,14 +75,14 @@ class Slot:
 
     def sampling_rows(self, row: ScheduledRow) -> list[SamplingRow]:
         """Those of all tokens that a row samples; each sees the drafts before it as if they were known."""
-        first = self.sampling_row(row.choice, row.output_index)
         if not row.num_drafts:
-            return [first]
-        rows, counts = [], TokenCounts.of(first.output_counts)
-        for index in range(row.output_index, row.output_index + row.num_drafts + 1):
-            rows.append(replace(self.sampling_row(row.choice, index), output_counts=TokenCounts.of(counts)))
-            if self.follows and index < row.output_index + row.num_drafts:
-                counts.add(row.drafts[index - row.output_index])
+            return [self.sampling_row(row.choice, row.output_index)]
+        rows = []
+        for count in range(row.num_drafts + 1):
+            self.follow(row.num_tokens, row.drafts[:count], row.num_tokens + count)
+            found = self.sampling_row(row.choice, row.output_index + count)
+            rows.append(replace(found, output_counts=TokenCounts.of(found.output_counts)))
+        self.follow(row.num_tokens, (), row.num_tokens)
         return rows
 
     def accept(self, row: ScheduledRow, drawn: Sequence[int]) -> None:
