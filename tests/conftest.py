@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -36,3 +39,39 @@ def _logging_as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     for name, level in before.items():
         loggers[name].setLevel(level)
+
+
+AdapterMaker = Callable[..., str]
+
+
+@pytest.fixture
+def adapter_folder(tmp_path: Path) -> AdapterMaker:
+    """`make(projections, seed, ...)`: a PEFT folder with normal values; ends: what its targets' names end with."""
+    import numpy as np
+
+    from octavo.weights.safetensors import write_safetensors
+
+    def make(
+        projections: Mapping[str, tuple[int, ...]],
+        seed: int,
+        *,
+        rank: int = 4,
+        alpha: float = 8,
+        ends: tuple[str, ...] = ("_proj",),
+        size: float = 0.3,
+        **config: Any,
+    ) -> str:
+        rng, tensors = np.random.default_rng(seed), {}
+        for name, (n, k) in projections.items():
+            if name.endswith(ends):
+                for half, shape in (("A", (rank, k)), ("B", (n, rank))):
+                    values = (rng.normal(size=shape) * size).astype(np.float32)
+                    tensors[f"base_model.model.{name}.lora_{half}.weight"] = values
+        folder = tmp_path / f"adapter-{seed}"
+        folder.mkdir(exist_ok=True)
+        write_safetensors(folder / "adapter_model.safetensors", tensors)
+        told = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", "task_type": "CAUSAL_LM", **config}
+        (folder / "adapter_config.json").write_text(json.dumps(told))
+        return str(folder)
+
+    return make

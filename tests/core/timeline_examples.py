@@ -132,6 +132,8 @@ def swapped() -> Example:
     example.bench.scheduler.observe_swap("host", 3, 0.0004)  # as the engine tells after such a step
     example.bench.scheduler.lose_pages([5])
     example.bench.scheduler.flush_cache()
+    told = {"name": "french", "path": "adapters/fr", "digest": "5b1e"}
+    example.bench.scheduler.timeline.record("adapter", example.clock.now, action="load", **told)
     return example
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
+from octavo.engine.adapters import ServedAdapter
 from octavo.models.pooling import DEFAULT, Pooling
 from octavo.tokenizers.simple import SimpleTokenizer
 
@@ -78,11 +79,25 @@ class FakeEngine:
     seen: dict[str, Any] = field(default_factory=dict)  # what `look` answers
     looks: int = 0
     flushes: int = 0
+    served: dict[str, ServedAdapter] = field(default_factory=dict)
+    adapted: list[str] = field(default_factory=list)  # digest of each request's adapter
     live: int = 0
     cancelled: int = 0
 
     def flush_cache(self) -> None:
         self.flushes += 1
+
+    def adapters(self) -> tuple[ServedAdapter, ...]:
+        return tuple(self.served.values())
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        if path == "bad":
+            raise InvalidInput("adapter: r", 99, "there is no room for it")
+        self.served[name] = ServedAdapter(name, path, f"digest of {path}", 4)
+
+    async def unload_adapter(self, name: str) -> None:
+        if self.served.pop(name, None) is None:
+            raise InvalidInput("lora_name", name, "no such adapter is loaded")
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         self.refusals.append((request_id, reason, status, retry_after))
@@ -120,8 +135,10 @@ class FakeEngine:
         tenant: str = "",
         cache_salt: str = "",
         bulk: bool = False,
+        adapter: str = "",
     ) -> AsyncGenerator[FakeDelta, None]:
         prompt = tuple(prompt_token_ids)
+        self.adapted.append(adapter)
         self.asked.append((prompt, params, request_id))
         self.tenants.append(tenant)
         self.salts.append(cache_salt)

@@ -55,13 +55,20 @@ class BatchField:
 
 
 @dataclass(frozen=True)
+class Adapters:
+    """What the batch has for a projection, if anything."""
+
+    projection: str
+
+
+@dataclass(frozen=True)
 class Constant:
     """An attribute, by value."""
 
     value: Any
 
 
-Operand = Value | Weight | Weights | BatchField | Constant
+Operand = Value | Weight | Weights | BatchField | Adapters | Constant
 
 
 @dataclass(frozen=True)
@@ -106,10 +113,19 @@ class Symbol:
     __hash__ = object.__hash__
 
 
+class SymbolicAdapters:
+    """Stands for `ForwardBatch.adapters`."""
+
+    def get(self, projection: str) -> Symbol:
+        """What a step has for a projection: perhaps nothing."""
+        return Symbol(Adapters(projection), (), f"adapters of {projection}")
+
+
 class SymbolicBatch:
     """Stands for the `ForwardBatch` of any step."""
 
     def __init__(self) -> None:
+        self.adapters = SymbolicAdapters()
         self.token_ids, self.positions, self.seq_lens, self.logit_rows = (
             Symbol(BatchField(name), dims, f"batch.{name}") for name, dims in BATCH_FIELDS.items()
         )
@@ -246,6 +262,8 @@ def _resolve(operand: Operand, values: Mapping[int, Any], weights: Mapping[str, 
         return [weights[name] for name in operand.names]
     if isinstance(operand, BatchField):
         return getattr(batch, operand.name) if operand.name else batch
+    if isinstance(operand, Adapters):
+        return batch.adapters.get(operand.projection)
     return operand.value
 
 
@@ -260,7 +278,7 @@ def _describe(record: OpRecord) -> str:
             shown.append(f"{name}=[{len(operand.names)} weights]")
         elif isinstance(operand, BatchField):
             shown.append(f"batch.{operand.name}" if operand.name else "batch")
-        elif isinstance(operand.value, (int, float, str)):
+        elif isinstance(operand, Constant) and isinstance(operand.value, (int, float, str)):
             shown.append(f"{name}={operand.value}")
     outputs = ", ".join(
         f"%{i} [{', '.join(map(str, dims))}]" for i, dims in zip(record.outputs, record.dims, strict=True)

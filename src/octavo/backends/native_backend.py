@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends import native_lib as lib
+from octavo.backends.adapters import AdapterRoom
 from octavo.backends.capture import capture
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.native_codes import CodeArrays, StoredCodes, StoredRows, code_arrays
@@ -149,8 +150,13 @@ class NativeBackend(SamplingOps):
         """A weight before it is compiled: float32."""
         return _floats(values)
 
-    def compile(self, model: Any, *, format: str = "auto", kv_dtype: str = "auto") -> NativeModel:
+    def compile(
+        self, model: Any, *, format: str = "auto", kv_dtype: str = "auto", adapters: AdapterRoom | None = None
+    ) -> NativeModel:
         """A model made ready for this backend; `load` gives it its weights. Raises InvalidInput for what cannot run."""
+        if adapters is not None and adapters.places:
+            remedy = "the native backend has no adapters yet; serve them with --backend numpy"
+            raise InvalidInput("max_loras", adapters.places, remedy)
         return NativeModel(self, model, FormatPlan(format), resolve_kv_dtype(kv_dtype, format))
 
     # ---- steps

@@ -13,16 +13,18 @@ refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.backends import native_lib as lib
-from octavo.backends.capture import BatchField, Constant, OpRecord, Program, Value, Weight, Weights
+from octavo.backends.capture import Adapters, BatchField, Constant, OpRecord, Program, Value, Weight, Weights
 from octavo.backends.native_records import Lowered, MatrixSpec, NativeOp, States, VectorSpec, WeightSpec, with_buffers
 from octavo.backends.ops import RopeTable
 from octavo.core.errors import InvalidInput
 
 MAX_MATRICES = 4  # of one record
+PANEL = 64  # columns
+_TARGETS = 3  # of one record of adapters
 EPILOGUES = {"silu": lib.EPI_SILU_MUL, "gelu_tanh": lib.EPI_GELU_MUL}
 
 
@@ -35,18 +37,21 @@ class _Normed:
     eps: float
 
 
-def lower(program: Program, format_of: Callable[[str, str], str], keep: bool = False) -> Lowered:
+def lower(
+    program: Program, format_of: Callable[[str, str], str], keep: bool = False, adapters: bool = False
+) -> Lowered:
     """The native form of a program. `format_of(weight name, use)` with use linear, head, embed or router.
-    `keep`: buffers are not used again.
+    `keep`: buffers are not used again. `adapters`: steps may have some.
 
     Raises InvalidInput naming an op that the native backend does not run in this place.
     """
-    return _Lowering(program, format_of).run(keep)
+    return _Lowering(program, format_of, adapters).run(keep)
 
 
 class _Lowering:
-    def __init__(self, program: Program, format_of: Callable[[str, str], str]) -> None:
-        self.program, self.format_of = program, format_of
+    def __init__(self, program: Program, format_of: Callable[[str, str], str], adapters: bool) -> None:
+        self.program, self.format_of, self.adapters = program, format_of, adapters
+        self.targets: list[str] = []
         self.ops: list[NativeOp] = []
         self.shapes: list[tuple[int, int]] = []  # of native values: rows, cols
         self.made_by: dict[int, int] = {}  # native value -> op
@@ -74,7 +79,8 @@ class _Lowering:
         logits = self.values[self.program.output]
         layers = max(self.layers, default=-1) + 1
         shown = self._shown() if keep else None
-        return with_buffers(self.ops, self.shapes, tuple(self.ropes), logits, layers, shown, self.states)
+        lowered = with_buffers(self.ops, self.shapes, tuple(self.ropes), logits, layers, shown, self.states)
+        return replace(lowered, targets=tuple(self.targets))
 
     def _shown(self) -> dict[int, int]:
         """Captured values that are left in the end: of those that one record makes, or changes in place, the last."""
@@ -207,8 +213,6 @@ class _Lowering:
 
     def _linear(self, record: OpRecord) -> None:
         x = self._input(record, "x") or 0
-        if self._constant(record, "adapters") is not None:
-            raise self._refuse(record, "with adapters has no native form")
         waiting = [r for r in self.uses[x] if r.op == "linear" and r.index not in self.done]
         for gate, up, act in self._pairs(waiting):
             self._pair(x, gate, up, act)
@@ -245,10 +249,42 @@ class _Lowering:
         weights[0] = MatrixSpec(name, self.format_of(name, "linear"), self._weight(up, "weight"))
         if self._bias(gate, 4):
             weights[4] = VectorSpec(self._weight(gate, "bias"), self._weight(up, "bias"))
-        out = self._new(act.outputs[0])
+        outs = [self._new(act.outputs[0])]
         epilogue = EPILOGUES[self._constant(act, "kind")]
-        self._emit(NativeOp(lib.LINEAR, {0: value}, [out], weights, (epilogue, 1), (eps, 0.0)))
+        targets = self._targets((gate, up))
+        if targets:
+            inner = self.dims[gate.outputs[0]][1]
+            self.shapes.append((lib.ROWS_T, -(-2 * inner // PANEL) * PANEL))
+            outs.append(len(self.shapes) - 1)
+        self._emit(NativeOp(lib.LINEAR, {0: value}, outs, weights, (epilogue, 1), (eps, 0.0)))
+        if targets:
+            self._adapt(value, outs[::-1], weights, eps, targets, epilogue)
         self.done |= {gate.index, up.index, act.index}
+
+    def _targets(self, records: Sequence[OpRecord]) -> list[int]:
+        """Numbers of what adapters may change, or NONE, of linears; empty where there is nothing."""
+        found = [dict(record.operands).get("adapters") if record.op == "linear" else None for record in records]
+        if not self.adapters or not any(isinstance(each, Adapters) for each in found):
+            return []
+        return [self._target(each.projection) if isinstance(each, Adapters) else lib.NONE for each in found]
+
+    def _target(self, projection: str) -> int:
+        self.targets.append(projection)
+        return len(self.targets) - 1
+
+    def _adapt(
+        self,
+        x: int,
+        outs: Sequence[int],
+        weights: dict[int, WeightSpec],
+        eps: float,
+        targets: Sequence[int],
+        epilogue: int = lib.EPI_STORE,
+    ) -> None:
+        """What adapters add to a product's outputs; of a pair: to its sums, of which its output is made."""
+        norm = {8: weights[8]} if 8 in weights else {}
+        numbers = (*targets, *[lib.NONE] * (_TARGETS - len(targets)), epilogue)
+        self._emit(NativeOp(lib.LORA, {0: x, **dict(enumerate(outs, 1))}, [], norm, numbers, (eps,)))
 
     def _product(self, x: int, records: Sequence[OpRecord], kind: str, soft_cap: float = 0.0) -> None:
         value, weights, eps = self._operands(x)
@@ -258,6 +294,10 @@ class _Lowering:
                 weights |= self._bias(record, 4 + at)
         outs = [self._new(record.outputs[0]) for record in records]
         self._emit(NativeOp(lib.LINEAR, {0: value}, outs, weights, (lib.EPI_STORE, len(records)), (eps, soft_cap)))
+        targets = self._targets(records)
+        for first in range(0, len(targets), _TARGETS):
+            some = slice(first, first + _TARGETS)
+            self._adapt(value, outs[some], weights, eps, targets[some])
         self.done |= {record.index for record in records}
 
     def _logits(self, record: OpRecord) -> None:

@@ -69,6 +69,7 @@ class Lowered:
     num_layers: int
     shown: dict[int, int] = field(default_factory=dict)  # captured value -> the buffer that has it in the end
     states: States | None = None  # None: no rows are selected before the logits
+    targets: tuple[str, ...] = ()  # projections that adapters may change, by number
 
     def weights(self) -> tuple[WeightSpec, ...]:
         """Every weight once, in the order of first use."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from octavo.backends.native_pages import NativeKVPool, PageTables
 from octavo.backends.native_rows import RowRecords
 from octavo.backends.native_slots import SlotSampling
-from octavo.backends.ops import ForwardBatch, SamplingRow
+from octavo.backends.ops import NO_ADAPTER, ForwardBatch, SamplingRow
 from octavo.core.batch import TokenLogprobs
 
 
@@ -24,6 +24,7 @@ class StepArrays:
 
     def __init__(self, num_groups: int, slots: int = 64) -> None:
         self.tables = PageTables(num_groups)
+        self._adapters = np.full(slots, NO_ADAPTER, np.int32)  # place of each slot's adapter
         self._sampling = SlotSampling(slots)
         self._decodes: ForwardBatch | None = None
         self._slots: Sequence[int] = ()  # of `_decodes`
@@ -32,7 +33,24 @@ class StepArrays:
         """A new sequence takes the slot: it has no page yet, and samples as `wanted` says."""
         self.tables.clear(slot)
         self._sampling.place(slot, wanted)
+        if slot < len(self._adapters):
+            self._adapters[slot] = NO_ADAPTER
         self._slots = ()
+
+    def adapt(self, slot: int, place: int) -> None:
+        """The sequence that has just entered a slot has an adapter."""
+        if slot >= len(self._adapters):
+            more = np.full(slot + 1, NO_ADAPTER, np.int32)
+            self._adapters = np.concatenate([self._adapters, more])
+        self._adapters[slot] = place
+
+    def attach(self, batch: ForwardBatch) -> None:
+        """Give a step the adapters of the slots that it names."""
+        slots = batch.cache["table_row"]
+        places = self._adapters[np.minimum(slots, len(self._adapters) - 1)]
+        places[slots >= len(self._adapters)] = NO_ADAPTER
+        if places.max(initial=NO_ADAPTER) != NO_ADAPTER:
+            batch.cache["adapters"] = places
 
     def refresh(self, slot: int, wanted: SamplingRow) -> None:
         """Before a step in which the slot's counts, mask or banned ids are other ones than when it was last told."""
@@ -79,7 +97,7 @@ class StepArrays:
         tokens, positions, lens = (np.empty(len(slots), np.int32) for _ in range(3))
         starts = np.arange(len(slots) + 1, dtype=np.int32)
         draws = self.draws(slots, output_indices)
-        return ForwardBatch(
+        batch = ForwardBatch(
             token_ids=tokens,
             positions=positions,
             cu_seqlens_q=starts,
@@ -91,3 +109,5 @@ class StepArrays:
             draws=draws,
             cache={"table_row": np.asarray(slots, np.int32), "index": draws["index"], "kept": True},
         )
+        self.attach(batch)
+        return batch

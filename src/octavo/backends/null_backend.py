@@ -142,7 +142,7 @@ class NullBackend:
     def weight(self, name: str, values: Any) -> None:
         """Nothing is kept."""
 
-    def compile(self, model: Any, *, format: str = "auto", kv_dtype: str = "auto") -> NullModel:
+    def compile(self, model: Any, *, format: str = "auto", kv_dtype: str = "auto", adapters: Any = None) -> NullModel:
         """The null model of a model's shape."""
         self._choose = _chooser(model.config.vocab_size, tuple(model.config.eos_token_ids))
         return NullModel(model, float(os.environ.get("OCTAVO_NULL_STEP_MS", "0")) / 1e3)

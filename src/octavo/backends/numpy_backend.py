@@ -17,7 +17,7 @@ from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.numpy_pages import NumpyKVPool
 from octavo.backends.numpy_pooling import pool
 from octavo.backends.numpy_quantized import NumpyQuantized
-from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, SamplingRow, batch_fields
+from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, RowAdapters, SamplingRow, batch_fields
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
@@ -93,8 +93,8 @@ class NumpyBackend:
         y = _rms(x - x.mean(axis=-1, keepdims=True), weight, eps)
         return y if bias is None else y + bias
 
-    def linear(self, x: Floats, weight: Any, bias: Any = None, *, adapters: None = None) -> Floats:
-        """x[T, K] @ weight[N, K]^T + bias[N] -> [T, N]."""
+    def linear(self, x: Floats, weight: Any, bias: Any = None, *, adapters: RowAdapters | None = None) -> Floats:
+        """x[T, K] @ weight[N, K]^T + bias[N], and what the rows' adapters add -> [T, N]."""
         if isinstance(weight, NumpyQuantized):
             y = weight.times(x)
         elif 1 < len(x) <= FEW_ROWS:
@@ -103,6 +103,10 @@ class NumpyBackend:
             y = x @ weight.T
         if bias is not None:
             y += bias
+        if adapters is not None:
+            for place, (a, b, scale) in adapters.factors.items():
+                rows = np.flatnonzero(np.equal(adapters.rows, place))
+                y[rows] += np.float32(scale) * (x[rows] @ a.T) @ b.T
         return y
 
     def qk_norm(self, x: Floats, weight: Floats, eps: float, *, head_dim: int) -> Floats:

@@ -22,6 +22,7 @@ from octavo.core.params import SamplingParams
 ATTENTION_BLOCK = 64  # absolute positions per softmax block
 ATTENTION_CHUNK = 512  # absolute positions per chunk; chunks are combined in ascending order
 NO_SLOT = -1  # in slot_mapping: write nothing; in page_table: a freed page
+NO_ADAPTER = -1  # a row that has none
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,16 @@ class PoolSpan:
     carried: Any = None  # what `pool` gave for the tokens before them; None: there are none
 
 
+@dataclass(frozen=True)
+class RowAdapters:
+    """The low-rank adapters of one projection in a step: row t adds scale * (x A^T) B^T of its adapter (LoRA, Hu et
+    al., 2021). A row whose place is not among the factors adds nothing.
+    """
+
+    rows: Sequence[int]  # [T] the place of each row's adapter, or NO_ADAPTER
+    factors: Mapping[int, tuple[Any, Any, float]]  # place -> A [r, K], B [N, r], scale
+
+
 @dataclass
 class ForwardBatch:
     """One step as arrays, in the backend's own types (plain lists on `reference`). Made by `Backend.batch`."""
@@ -105,6 +116,7 @@ class ForwardBatch:
     parent_rows: tuple[tuple[int, ...], ...] = ()  # [S] tree rows: parent of each token within its row; (): a chain
     sampling: tuple[SamplingRow, ...] = ()  # [R] draws that a backend may make during the step; (): none
     draws: Any = None  # [R] the same as a backend's own records, for its `draw`
+    adapters: Mapping[str, RowAdapters] = field(default_factory=dict)  # by projection (a weight's name without .weight)
     cache: dict[Any, Any] = field(default_factory=dict)  # what a backend computes once per step
 
 
@@ -147,12 +159,13 @@ _FORWARD = (
     ),
     OpSpec(
         "linear",
-        "x @ weight^T + bias. Dense or quantized weight. Rows without an adapter skip it: nothing adds zero.",
+        "x @ weight^T + bias, then + scale * (x A^T) B^T in rows that have an adapter. Dense or quantized weight. Rows "
+        "without an adapter skip it: nothing adds zero.",
         (
             _spec("x", "T K"),
             _weight("weight", "N K"),
             _weight("bias", "N", optional=True),
-            _spec("adapters", "", "object", "low-rank adapter of each row (declared, not used yet)", optional=True),
+            _spec("adapters", "", "object", "RowAdapters of this projection", optional=True),
         ),
         (_spec("y", "T N"),),
     ),

@@ -17,7 +17,7 @@ from octavo.backends import sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.list_attention import Scoring, attend
 from octavo.backends.list_pages import ListKVPool, split_heads
-from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, SamplingRow, batch_fields
+from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, RowAdapters, SamplingRow, batch_fields
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, InvariantBroken
@@ -93,13 +93,16 @@ class ReferenceBackend:
         """(x - mean) / sqrt(variance + eps) * weight + bias. [T, H]."""
         return [_layer_norm(row, weight, bias, eps) for row in x]
 
-    def linear(self, x: Matrix, weight: Any, bias: Vector | None = None, *, adapters: None = None) -> Matrix:
-        """x[T, K] @ weight[N, K]^T + bias[N] -> [T, N]."""
+    def linear(
+        self, x: Matrix, weight: Any, bias: Vector | None = None, *, adapters: RowAdapters | None = None
+    ) -> Matrix:
+        """x[T, K] @ weight[N, K]^T + bias[N], and what the rows' adapters add -> [T, N]."""
         if isinstance(weight, QuantizedTensor):
             y = [weight.times(row) for row in x]
         else:
             y = [[sum(map(mul, row, w)) for w in weight] for row in x]
-        return y if bias is None else [list(map(plus, row, bias)) for row in y]
+        y = y if bias is None else [list(map(plus, row, bias)) for row in y]
+        return y if adapters is None else _adapted(y, x, adapters)
 
     def qk_norm(self, x: Matrix, weight: Vector, eps: float, *, head_dim: int) -> Matrix:
         """rms_norm of each head. [T, heads * head_dim]."""
@@ -274,6 +277,17 @@ def _pooled(rows: Matrix, span: PoolSpan) -> Vector:
     for row in () if span.kind == "cls" else rows[span.carried is None :]:
         total = list(map(plus, total, row))
     return list(total)
+
+
+def _adapted(y: Matrix, x: Matrix, adapters: RowAdapters) -> Matrix:
+    out = []
+    for row, inputs, place in zip(y, x, adapters.rows, strict=True):
+        if place in adapters.factors:
+            a, b, scale = adapters.factors[place]
+            low = [scale * sum(map(mul, inputs, w)) for w in a]  # [r]
+            row = [value + sum(map(mul, low, w)) for value, w in zip(row, b, strict=True)]
+        out.append(row)
+    return out
 
 
 def _floats(values: Any) -> Any:

@@ -40,6 +40,7 @@ class SlotInit:
     token_ids: tuple[int, ...]  # all known tokens, prompt then output
     num_prompt_tokens: int
     eos_token_ids: tuple[int, ...] = ()  # with stop_token_ids, what min_tokens forbids
+    adapter: str = ""  # digest of its content; empty: none
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,10 @@ KINDS = (
         16, "drafts", _INPUT, "tokens that choices may draw next, for the plan that follows: [request, choice, tokens]",
         "drafts:json",
     ),
+    _kind(
+        18, "adapter", _INPUT, "an adapter got a name, or lost it (`action`: load, unload); requests go by its digest",
+        "action:name name:name path:text digest:name",
+    ),
     _kind(11, "end", _INPUT, "the recording was closed: nothing of it is missing", ""),
     _kind(
         14, "gang", _INPUT, "with the results that follow: whom each choice of a gang goes on from, or its `endings`",

@@ -103,6 +103,7 @@ def _slot_init(branch: Branch) -> SlotInit:
         token_ids=tuple(branch.token_ids),
         num_prompt_tokens=branch.num_prompt_tokens,
         eos_token_ids=branch.request.eos_token_ids,
+        adapter=branch.request.adapter,
     )
 
 

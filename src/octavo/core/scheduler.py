@@ -223,6 +223,13 @@ class ContinuousBatchScheduler:
         """A live or queued request."""
         return self._roster.requests.get(request_id) or self._queued_ids.get(request_id)
 
+    def adapters_in_use(self) -> frozenset[str]:
+        """Adapters of requests that live or wait in the inbox, and of the rows of steps that are under way."""
+        drafts = [draft for draft in (self._in_flight, self._ahead) if draft is not None]
+        rows = [branch.request for draft in drafts for branch in (*draft.steady, *draft.served)]
+        asked = (*self._roster.requests.values(), *self._queued_ids.values(), *rows)
+        return frozenset(request.adapter for request in asked if request.adapter)
+
     # -- the transaction
 
     def plan(self, now: float = 0.0, budget_tokens: int | None = None) -> ScheduleDecision:

@@ -20,10 +20,12 @@ from typing import Any
 from octavo.core.errors import OctavoError
 from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
+from octavo.engine.adapters import ServedAdapter
 from octavo.engine.config import EngineConfig
 from octavo.engine.explained import explained
 from octavo.engine.live import snapshot
 from octavo.engine.loader import LoadedEngine, load_engine
+from octavo.engine.loops import put_all, run_all, set_done, set_error, tell
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.engine.stats import engine_stats
@@ -59,7 +61,7 @@ class AsyncEngine:
         self._stats: Mapping[str, float] = engine_stats(loaded.core)
         self._next_id = 0
         self._lock = threading.Lock()
-        self._deliverer = threading.Thread(target=_run_all, args=(self._outbox,), name="octavo-delivery", daemon=True)
+        self._deliverer = threading.Thread(target=run_all, args=(self._outbox,), name="octavo-delivery", daemon=True)
         self._deliverer.start()
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
@@ -124,6 +126,7 @@ class AsyncEngine:
         tenant: str = "",
         cache_salt: str = "",
         bulk: bool = False,
+        adapter: str = "",
         express: Callable[[OutputDelta], bool] | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """Deltas of all choices until each has finished. Closing the iterator cancels the request.
@@ -133,7 +136,7 @@ class AsyncEngine:
         """
         token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
         params = params or SamplingParams()
-        request = self._request(token_ids, params, request_id, priority, tenant, cache_salt, bulk)
+        request = self._request(token_ids, params, request_id, priority, tenant, cache_salt, bulk, adapter)
         mailbox = Mailbox(asyncio.get_running_loop(), express)
         submitted = False
         try:
@@ -161,6 +164,38 @@ class AsyncEngine:
         """Forget what is cached and nobody uses (`EngineCore.flush_cache`). Callable from any thread."""
         self._post(self.loaded.core.flush_cache)
 
+    def adapters(self) -> Sequence[ServedAdapter]:
+        """The adapters that requests may name, by their digests."""
+        table = self.loaded.core.adapters
+        return () if table is None else table.served
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Serve the adapter in a folder under a name; it is read in a thread. Raises ``InvalidInput``."""
+        core = self.loaded.core
+        read = await asyncio.to_thread(core.served_adapters.read, path)
+        await self._between_steps(lambda: core.load_adapter(name, path, read))
+
+    async def unload_adapter(self, name: str) -> None:
+        """The name stands for nothing from now on; who has it goes on. Raises ``InvalidInput``."""
+        await self._between_steps(lambda: self.loaded.core.unload_adapter(name))
+
+    async def _between_steps(self, command: Callable[[], object]) -> None:
+        """Run a command in the engine's thread; what it raises is raised here."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def run() -> None:
+            try:
+                command()
+            except Exception as error:
+                tell(loop, set_error, done, error)
+            else:
+                tell(loop, set_done, done)
+
+        if not self._post(run):
+            raise EngineStopped(self.health_problem() or "the engine is shutting down") from self._failure
+        await done
+
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         """A request was turned away before it got here: an event of the timeline. Callable from any thread."""
         told = {"request": request_id, "reason": reason, "status": status, "retry_after": retry_after}
@@ -176,7 +211,7 @@ class AsyncEngine:
         seen: asyncio.Future[dict[str, Any]] = loop.create_future()
 
         def take() -> None:
-            _tell(loop, _set_done, seen, snapshot(self.loaded.core, self.clock()))
+            tell(loop, set_done, seen, snapshot(self.loaded.core, self.clock()))
 
         return await seen if self._post(take) else None
 
@@ -212,6 +247,7 @@ class AsyncEngine:
         tenant: str,
         salt: str,
         bulk: bool,
+        adapter: str,
     ) -> Request:
         parts = self.loaded.parts
         return Request(
@@ -223,7 +259,8 @@ class AsyncEngine:
             bulk=bulk,
             arrival=self.clock(),
             model=parts.name,
-            namespace=parts.namespace(salt),
+            adapter=adapter,
+            namespace=parts.namespace(salt, adapter),
             eos_token_ids=parts.config.eos_token_ids,
         )
 
@@ -240,11 +277,11 @@ class AsyncEngine:
             try:
                 self.loaded.core.submit(request, self.clock())
             except Exception as error:
-                _tell(mailbox.loop, _set_error, accepted, error)
+                tell(mailbox.loop, set_error, accepted, error)
                 return
             self._router.open(request)
             self._mailboxes[request.request_id] = mailbox
-            _tell(mailbox.loop, _set_done, accepted)
+            tell(mailbox.loop, set_done, accepted)
 
         if not self._post(run):
             raise EngineStopped(self.health_problem() or "the engine is shutting down") from self._failure
@@ -326,7 +363,7 @@ class AsyncEngine:
     def _tell_readers(self, posts: dict[asyncio.AbstractEventLoop, list[tuple[Mailbox, OutputDelta]]]) -> None:
         """In the delivery thread."""
         for loop, post in posts.items():
-            if not _tell(loop, _put_all, post):  # it is gone, and so are its readers
+            if not tell(loop, put_all, post):  # it is gone, and so are its readers
                 for mailbox, delta in post:
                     self._post(partial(self._cancel, delta.request_id, mailbox))
 
@@ -341,7 +378,7 @@ class AsyncEngine:
                 continue
         left, core = dict(self._mailboxes), self.loaded.core
         for request_id, mailbox in left.items():
-            self._outbox.put(partial(_tell, mailbox.loop, mailbox.fail, reason))  # after what it was sent
+            self._outbox.put(partial(tell, mailbox.loop, mailbox.fail, reason))  # after what it was sent
             self._forget(request_id)
         self._outbox.put(None)
         if self._failure is None:  # after a failure nothing is known of the core
@@ -349,32 +386,3 @@ class AsyncEngine:
                 core.cancel(request_id)
             core.step(self.clock())  # cancels, and runs nothing
         core.close()
-
-
-def _run_all(calls: queue.SimpleQueue[Callable[[], object] | None]) -> None:
-    while (call := calls.get()) is not None:
-        call()
-
-
-def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *values: object) -> bool:
-    """Call ``callback`` in ``loop``; False if the loop has been closed."""
-    try:
-        loop.call_soon_threadsafe(callback, *values)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _put_all(post: Sequence[tuple[Mailbox, OutputDelta]]) -> None:
-    for mailbox, delta in post:
-        mailbox.put(delta)
-
-
-def _set_done(future: asyncio.Future[Any], value: Any = None) -> None:
-    if not future.done():
-        future.set_result(value)
-
-
-def _set_error(future: asyncio.Future[None], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.backends.adapters import AdapterRoom
 from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
 from octavo.decoding.speculation import METHODS, Speculator, make_speculator
+from octavo.engine.adapters import MAX_LORAS, MAX_RANK, check_name
 from octavo.engine.memory import parse_size
 
 __all__ = ["EngineConfig"]
@@ -61,6 +63,9 @@ class EngineConfig:
     prompt_lookup_min: int = _flag(2, "Tokens that must have come before for ngram to guess what follows.")
     prompt_lookup_max: int = _flag(6, "Tokens that ngram compares at most.")
     prefix_cache: bool = _flag(True, "Keep the keys and values of finished prefixes for later requests.")
+    lora: str = _flag("", "LoRA adapters, name=folder, several with commas between; clients ask for them by name.")
+    max_loras: int = _flag(0, "Most LoRA adapters at a time; 0: those of --lora. There is room for all of them always.")
+    max_lora_rank: int = _flag(16, "Largest rank of an adapter that there is room for.")
     threads: int = _flag(0, "Threads; 0: all usable cores on native, half of them for the products of numpy.")
     seed: int = _flag(0, "Where the seeds of requests without one come from; 0: different in every run.")
     offline: bool = _flag(False, "Never touch the network.")
@@ -86,6 +91,14 @@ class EngineConfig:
             _at_least(name, getattr(self, name), 1)
         for name in ("max_seq_len", "threads", "seed", "max_token_gap_ms"):
             _at_least(name, getattr(self, name), 0)
+        _at_least("max_loras", self.max_loras, 0)
+        _at_least("max_lora_rank", self.max_lora_rank, 1)
+        for name, most in (("max_loras", MAX_LORAS), ("max_lora_rank", MAX_RANK)):
+            if getattr(self, name) > most:
+                raise InvalidInput(name, getattr(self, name), f"give at most {most}")
+        named = len(self.lora_folders())
+        if 0 < self.max_loras < named:
+            raise InvalidInput("max_loras", self.max_loras, f"--lora names {named}; give as many")
         if not 0 < self.memory_fraction <= 1:
             raise InvalidInput("memory_fraction", self.memory_fraction, "give a number above 0 and at most 1")
         _one_of("preemption", self.preemption, PREEMPTIONS)
@@ -113,6 +126,24 @@ class EngineConfig:
         """A new one, if tokens are guessed. Raises ``InvalidInput``."""
         lookup = self.prompt_lookup_min, self.prompt_lookup_max
         return make_speculator(self.speculative, self.num_speculative_tokens, *lookup)
+
+    @property
+    def adapter_room(self) -> AdapterRoom:
+        """Room for adapters."""
+        return AdapterRoom(self.max_loras or len(self.lora_folders()), self.max_lora_rank)
+
+    def lora_folders(self) -> dict[str, str]:
+        """``lora`` as name -> folder. Raises ``InvalidInput`` for what is no list of name=folder."""
+        found: dict[str, str] = {}
+        for item in filter(None, (part.strip() for part in self.lora.split(","))):
+            name, _, folder = item.partition("=")
+            if not folder or name in found:
+                raise InvalidInput(
+                    "lora", item, "give each name once, with its folder: fr=adapters/fr,legal=/srv/legal"
+                )
+            check_name(name)
+            found[name] = folder
+        return found
 
     def policy_settings(self) -> PolicySettings:
         """Weights and ageing of the policies. Raises ``InvalidInput`` for what is no list of tenant=weight."""

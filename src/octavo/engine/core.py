@@ -12,6 +12,7 @@ from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.decoding.speculation import Speculator
+from octavo.engine.adapters import AdapterTable, ReadAdapter, ServedAdapter
 from octavo.engine.gaps import GapWatch
 from octavo.engine.metrics import Metrics
 from octavo.engine.overlap import StepThread
@@ -54,6 +55,7 @@ class EngineCore:
         self.recorder: Recorder | None = None  # of the timeline, into a file
         self.speculator: Speculator | None = None  # who has drafts verified, if anybody
         self.propose_seconds = 0.0  # that it has taken to guess
+        self.adapters: AdapterTable | None = None  # if there is room for any
         self._gap_watch = None if scheduler.gap is None else GapWatch(scheduler.gap, metrics.gaps)
         self._cycle_started = 0.0  # when the step before ended, if work was left; else 0
 
@@ -70,12 +72,42 @@ class EngineCore:
     def submit(self, request: Request, now: float) -> None:
         """Hand a request to the scheduler. Raises ``InvalidInput`` naming field, value and remedy."""
         try:
+            if request.adapter:
+                self.served_adapters.place_of(request.adapter)
             self.scheduler.submit(request)
         except InvalidInput as error:
             told = {"request": request.request_id, "reason": str(error), "field": error.field}
             self.scheduler.timeline.record("refuse", now, **told)
             raise
         self.metrics.submitted(request.request_id, len(request.prompt_token_ids), now, request.tenant)
+
+    def load_adapter(self, name: str, path: str, read: ReadAdapter) -> ServedAdapter:
+        """Serve what `AdapterTable.read` has read of a folder; between two steps. Raises ``InvalidInput``."""
+        served = self.served_adapters.add(name, path, read, self.scheduler.adapters_in_use())
+        self._note_adapter("load", served)
+        return served
+
+    def load_adapters(self, folders: Mapping[str, str], say: Callable[[str], None]) -> None:
+        """Serve adapters by name, before anything runs. Raises ``InvalidInput``."""
+        for name, folder in folders.items():
+            served = self.load_adapter(name, folder, self.served_adapters.read(folder))
+            say(f"adapter {name}: rank {served.rank}, {folder}")
+
+    def unload_adapter(self, name: str) -> None:
+        """No new request gets it; those that have it go on to their end. Raises ``InvalidInput`` for one not here."""
+        self._note_adapter("unload", self.served_adapters.remove(name))
+
+    @property
+    def served_adapters(self) -> AdapterTable:
+        """The table of adapters. Raises ``InvalidInput`` where there is no room for any."""
+        if self.adapters is None:
+            raise InvalidInput("adapter", None, "this engine has no room for adapters; start it with --max-loras")
+        return self.adapters
+
+    def _note_adapter(self, action: str, served: ServedAdapter) -> None:
+        timeline = self.scheduler.timeline
+        told = {"name": served.name, "path": served.path, "digest": served.digest}
+        timeline.record("adapter", timeline.now, action=action, **told)
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request at the next step; idempotent, and without effect on one that has ended."""

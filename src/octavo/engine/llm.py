@@ -88,16 +88,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: str | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: texts, lists of token ids, or both mixed.
 
-        ``params`` is one for all, or one for each. ``use_tqdm`` shows a progress bar. Nothing runs if any prompt is
-        refused (``InvalidInput``).
+        ``params`` is one for all, or one for each. ``lora`` names an adapter, for all. ``use_tqdm`` shows a progress
+        bar. Nothing runs if any prompt is refused (``InvalidInput``).
         """
         listed = _as_list(prompts)
         each = self._params_for(params, len(listed))
-        requests = [self._request(prompt, one) for prompt, one in zip(listed, each, strict=True)]
+        adapter = "" if lora is None else self._adapter(lora)
+        requests = [self._request(prompt, one, adapter) for prompt, one in zip(listed, each, strict=True)]
         texts = [prompt if isinstance(prompt, str) else None for prompt in listed]
         return self._run(requests, texts, use_tqdm)
 
@@ -106,6 +108,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: str | None = None,
         use_tqdm: bool = False,
         **template_options: Any,
     ) -> list[RequestOutput]:
@@ -115,7 +118,19 @@ class LLM:
         listed = _listed("messages", messages, "give a list of messages, or a list of such lists")
         conversations = [listed] if listed and isinstance(listed[0], Mapping) else listed
         prompts = [encode_chat(self.tokenizer, one, **template_options) for one in conversations]
-        return self.generate(prompts, params, use_tqdm=use_tqdm)
+        return self.generate(prompts, params, lora=lora, use_tqdm=use_tqdm)
+
+    def load_lora(self, name: str, folder: str) -> None:
+        """Serve the adapter in a folder (PEFT's two files) under a name. Raises ``InvalidInput``; see ``max_loras``."""
+        core = self.loaded.core
+        core.load_adapter(name, folder, core.served_adapters.read(folder))
+
+    def unload_lora(self, name: str) -> None:
+        """The name stands for nothing from now on. Raises ``InvalidInput`` for one that is not loaded."""
+        self.loaded.core.unload_adapter(name)
+
+    def _adapter(self, name: str) -> str:
+        return self.loaded.core.served_adapters.named(name).digest
 
     def embed(
         self,
@@ -149,7 +164,7 @@ class LLM:
             raise InvalidInput("params", f"{len(listed)} params", f"give one, or one for each of {count} prompts")
         return listed
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _request(self, prompt: Prompt, params: SamplingParams, adapter: str = "") -> Request:
         parts = self.loaded.parts
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         self._next_id += 1
@@ -159,7 +174,8 @@ class LLM:
             params,
             model=parts.name,
             arrival=time.monotonic(),
-            namespace=parts.namespace(),
+            adapter=adapter,
+            namespace=parts.namespace(adapter=adapter),
             eos_token_ids=parts.config.eos_token_ids,
         )
 

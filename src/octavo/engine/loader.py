@@ -99,8 +99,10 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         seed_source=seed_source(config.seed),
         audit=config.audit,
         overlap=config.overlap,
+        adapters=config.adapter_room,
     )
     core.speculator = config.speculator()
+    core.load_adapters(config.lora_folders(), say)
     core.metrics.temporary_bytes = plan.needs.activations + plan.needs.workspace
     if config.record or config.disk_kv:
         atexit.register(core.close)  # at the latest
@@ -212,6 +214,7 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
         activations=activations,
         workspace=logits,
         page_bytes=page_bytes(model, config.page_size) * width // 4,
+        adapters=_adapter_bytes(config, model, width),
     )
     return plan_memory(
         needs,
@@ -228,6 +231,13 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
         default_cap=DEFAULT_KV_CAP,
         available=available_memory(),
     )
+
+
+def _adapter_bytes(config: EngineConfig, model: Any, width: int) -> int:
+    """Bytes of all places for adapters."""
+    if hasattr(model, "adapter_bytes"):
+        return int(model.adapter_bytes())
+    return width * config.adapter_room.num_values(model.projections())
 
 
 def _step_bytes(config: EngineConfig, model: Any, width: int, max_seq_len: int) -> tuple[int, int]:
@@ -260,7 +270,8 @@ def _compiled(config: EngineConfig, model: Any) -> tuple[Any, Any]:
     """The model as its backend runs it, and the backend."""
     backend = create_backend(config.backend, threads=config.threads)
     if hasattr(backend, "compile"):
-        return backend.compile(model, format=config.format, kv_dtype=config.kv_dtype), backend
+        settings = {"format": config.format, "kv_dtype": config.kv_dtype, "adapters": config.adapter_room}
+        return backend.compile(model, **settings), backend
     if config.format not in ("auto", "fp32") or config.kv_dtype not in ("auto", "fp32"):
         remedy = f"{backend.name} runs fp32; formats need the native backend (octavo doctor tells why it is not there)"
         raise InvalidInput("format", f"{config.format}, KV {config.kv_dtype}", remedy)
@@ -306,6 +317,7 @@ class _FixtureSource(_Source):
             backend=config.backend,
             format=config.format,
             kv_dtype=config.kv_dtype,
+            adapters=config.adapter_room,
             threads=config.threads,
         )
 

@@ -109,6 +109,7 @@ class MemoryNeeds:
     activations: int  # what the largest step takes beside its logits
     workspace: int  # logits of the largest step
     page_bytes: int  # one page: all layers of its group, keys and values
+    adapters: int = 0  # all places for them
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,8 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.needs.weights + self.kv + self.host + self.needs.activations + self.needs.workspace
+        needs = self.needs
+        return needs.weights + needs.adapters + self.kv + self.host + needs.activations + needs.workspace
 
     @property
     def capacity_tokens(self) -> int:
@@ -152,6 +154,7 @@ class MemoryPlan:
         """The plan for people, one line a part."""
         rows = [
             ("weights", self.needs.weights, ""),
+            *([("adapters", self.needs.adapters, "")] if self.needs.adapters else []),
             ("KV cache", self.kv, f"{self.num_pages} pages of {self.page_size}: {self.capacity_tokens} tokens"),
             *([("host tier", self.host, self._host_pages())] if self.host else []),
             ("activations", self.needs.activations, ""),
@@ -187,7 +190,8 @@ def plan_memory(
     host_pages = host_memory // needs.page_bytes
     if host_memory and not host_pages:
         raise InvalidInput("host_kv_memory", host_memory, f"give a page at least: {show_size(needs.page_bytes)}")
-    fixed = needs.weights + needs.activations + needs.workspace + (host_pages + disk_buffers) * needs.page_bytes
+    fixed = needs.weights + needs.adapters + needs.activations + needs.workspace
+    fixed += (host_pages + disk_buffers) * needs.page_bytes
     one_sequence = math.ceil(max_seq_len / page_size) * num_groups
     if kv_memory is not None:
         pages = kv_memory // needs.page_bytes
@@ -212,6 +216,7 @@ def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int
     needed = max(plan.total, fixed + smallest)
     if plan.budget is not None and needed > plan.budget:
         needs, host = plan.needs, f"host tier {show_size(plan.host)} + " if plan.host else ""
+        host += f"adapters {show_size(needs.adapters)} + " if needs.adapters else ""
         remedy = (
             f"weights {show_size(needs.weights)} + KV {show_size(max(plan.kv, smallest))} + {host}activations "
             f"{show_size(needs.activations)} + workspace {show_size(needs.workspace)} = {show_size(needed)} do not "

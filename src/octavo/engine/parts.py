@@ -12,11 +12,13 @@ from functools import cached_property
 from typing import Any
 
 from octavo.backends import create_backend
+from octavo.backends.adapters import AdapterPlaces, AdapterRoom
 from octavo.backends.host_pages import HostPages
 from octavo.backends.quantization import QuantConfig, QuantizedTensor, quantize
 from octavo.core.errors import InvalidInput
 from octavo.core.kv import KVCacheManager
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
+from octavo.engine.adapters import AdapterTable
 from octavo.engine.core import EngineCore
 from octavo.engine.disk_pages import DiskPages
 from octavo.engine.fixture import Fixture
@@ -57,26 +59,29 @@ class ModelParts:
         kv_dtype = self.model.kv_groups()[0].dtype
         return numerics_id(name, weight_format=self.weight_format, kv_dtype=kv_dtype, ropes=self.model.ropes)
 
-    def namespace(self, salt: str = "") -> str:
-        """Where this model's prefixes are kept, for one tenant's salt (a string, or ``InvalidInput``)."""
+    def namespace(self, salt: str = "", adapter: str = "") -> str:
+        """Where this model's prefixes are kept, for one tenant's salt (a string, or ``InvalidInput``) and with an
+        adapter, by the digest of its content.
+        """
         if not isinstance(salt, str):
             raise InvalidInput("cache_salt", salt, "give a string")
-        found = self._namespaces.get(salt)
+        found = self._namespaces.get((salt, adapter))
         if found is None:
             if len(self._namespaces) >= _NAMESPACES:
                 self._namespaces.clear()
-            found = self._namespaces[salt] = namespace(
+            found = self._namespaces[salt, adapter] = namespace(
                 model=self.digest,
                 tokenizer=getattr(self.tokenizer, "identity", ""),
                 numerics=self.numerics_id,
                 groups=self.model.kv_groups(),
+                adapter=adapter,
                 salt=salt,
             )
         return found
 
     @cached_property
-    def _namespaces(self) -> dict[str, str]:
-        """Those of the last salts: every request asks for one."""
+    def _namespaces(self) -> dict[tuple[str, str], str]:
+        """Those of the last salts and adapters: every request asks for one."""
         return {}
 
 
@@ -93,11 +98,12 @@ def build_core(
     clock: Callable[[], float] = time.monotonic,
     audit: bool = False,
     overlap: bool = False,
+    adapters: AdapterRoom | None = None,
 ) -> EngineCore:
     """Pages, cache, scheduler and runner over ``parts``.
 
     ``host_pages``: pages of host memory for what the cache evicts. ``open_disk(bytes of a page, layout)``: where they
-    go from there, if anywhere. ``overlap``: a step runs while the next is planned.
+    go from there, if anywhere. ``overlap``: a step runs while the next is planned. ``adapters``: how many there may be.
     """
     groups = parts.model.kv_groups()
     pool = parts.backend.allocate_kv(num_pages, page_size, groups)
@@ -131,6 +137,7 @@ def build_core(
         cores=cores_of(parts.backend),
     )
     tiers = None if host is None else Tiers(parts.backend, pool, host, disk, clock)
+    table = None if adapters is None or not adapters.places else _adapter_table(parts, adapters)
     runner = ModelRunner(
         parts.model,
         parts.backend,
@@ -138,10 +145,20 @@ def build_core(
         pool,
         num_groups=len(groups),
         tiers=tiers,
+        adapters=table,
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )
-    return EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap, tiers=tiers)
+    core = EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap, tiers=tiers)
+    core.adapters = table
+    return core
+
+
+def _adapter_table(parts: ModelParts, room: AdapterRoom) -> AdapterTable:
+    """Room for adapters of a model, in its backend's memory."""
+    model = parts.model
+    places = model.adapter_places() if hasattr(model, "adapter_places") else AdapterPlaces(parts.backend)
+    return AdapterTable(places, model.projections(), room)
 
 
 def disk_layout(parts: ModelParts, page_size: int, stored_bytes: int) -> bytes:
@@ -206,11 +223,12 @@ def parts_from_fixture(
     quantization: QuantConfig | None = None,
     format: str = "auto",
     kv_dtype: str = "auto",
+    adapters: AdapterRoom | None = None,
     **options: Any,
 ) -> ModelParts:
     """The fixture's model on a backend; with ``quantization`` its matrices are packed integers (``reference`` only).
 
-    ``format``, ``kv_dtype`` and ``options`` (isa, threads) are for compiled backends.
+    ``format``, ``kv_dtype``, ``adapters`` and ``options`` (isa, threads) are for compiled backends.
     """
     config = ModelConfig.from_dict(fixture.config)
     model, ops = build_model(config), create_backend(backend, **options)
@@ -226,7 +244,7 @@ def parts_from_fixture(
     weight_format = "fp32" if quantization is None else json.dumps(quantization.as_dict(), sort_keys=True)
     digest = model_digest(fixture.config, {name: _content(values) for name, values in fixture.weights.items()})
     if hasattr(ops, "compile"):
-        model = ops.compile(model, format=format, kv_dtype=kv_dtype)
+        model = ops.compile(model, format=format, kv_dtype=kv_dtype, adapters=adapters)
         model.load(handles.__getitem__)
         weight_format, size, handles = model.weight_format, model.weight_bytes(), {}
     return ModelParts(

@@ -45,6 +45,8 @@ def replay_epoch(epoch: Epoch, *, run_model: bool = False, model: str = "", say:
     scheduler = scheduler_for(facts) if core is None else core.scheduler
     replayer = Replayer(scheduler, None if core is None else core.executor)
     for event in epoch[1:]:
+        if core is not None and event["kind"] == "adapter":
+            _replay_adapter(core, event)
         if not replayer.feed(event):
             break
     return ReplayReport(
@@ -56,6 +58,18 @@ def replay_epoch(epoch: Epoch, *, run_model: bool = False, model: str = "", say:
         epoch[-1]["kind"] == "end",
         replayer.difference,
     )
+
+
+def _replay_adapter(core: EngineCore, event: Mapping[str, Any]) -> None:
+    """Load or unload an adapter as recorded. Raises ``InvalidInput`` where its folder holds something else now."""
+    if event["action"] == "unload":
+        core.unload_adapter(event["name"])
+        return
+    read = core.served_adapters.read(event["path"])
+    if read.digest != event["digest"]:
+        remedy = "it does not hold what it held then: bring that back, or replay without the model"
+        raise InvalidInput(f"adapter {event['name']}", event["path"], remedy)
+    core.load_adapter(event["name"], event["path"], read)
 
 
 def _core_of(facts: Mapping[str, Any], model: str, say: Say) -> EngineCore:
@@ -73,11 +87,14 @@ def _core_of(facts: Mapping[str, Any], model: str, say: Say) -> EngineCore:
     if parts.numerics_id != facts.get("numerics_id"):
         say("this engine rounds differently from the recorded one (another numerics id): tokens may differ")
     kv = kv_of(facts)
-    return build_core(
+    core = build_core(
         parts,
         num_pages=kv.allocator.num_pages,
         page_size=kv.page_size,
         scheduling=scheduler_config_of(facts),
         prefix_cache=kv.enable_prefix_cache,
         host_pages=0 if kv.host is None else kv.host.num_pages,
+        adapters=config.adapter_room,
     )
+    core.load_adapters(config.lora_folders(), say)
+    return core

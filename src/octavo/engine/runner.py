@@ -26,6 +26,7 @@ from octavo.core.batch import (
 )
 from octavo.core.errors import InvariantBroken, RowError
 from octavo.decoding.speculation import accepted
+from octavo.engine.adapters import AdapterTable
 from octavo.engine.draws import Answer, Wanted, sampling_tokens, take_drawn, wanted_of, without
 from octavo.engine.pooling import PooledRows
 from octavo.engine.slots import Slot
@@ -50,6 +51,7 @@ class ModelRunner:
         *,
         num_groups: int = 1,
         tiers: Tiers | None = None,
+        adapters: AdapterTable | None = None,
         phase_seconds: MutableMapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,6 +63,7 @@ class ModelRunner:
         self.weights = weights
         self.kv_pool = kv_pool
         self.tiers = tiers  # where evicted pages go, if they are kept
+        self.adapters = adapters
         self.num_groups = num_groups
         self._slots: dict[int, Slot] = {}
         self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
@@ -158,6 +161,8 @@ class ModelRunner:
             logit_rows=logit_rows,
             no_write=[False] * len(rows.slots) + [row.flags.no_write for row in rows.others],
         )
+        if self.adapters is not None:
+            self._arrays.attach(batch)
         slots, indices = list(rows.slots), list(rows.output_indices)
         verified: dict[int, list[SamplingRow]] = {}  # by the first draw of a row whose draws differ in more than index
         for row in rows.others:
@@ -224,6 +229,10 @@ class ModelRunner:
         if self._arrays is not None:
             self._arrays.enter(row.slot, slot.sampling_row(row.choice, row.output_index))
             slot.told = row.output_index
+        if init.adapter and self.adapters is not None:
+            slot.adapter = self.adapters.place_of(init.adapter)
+            if self._arrays is not None:
+                self._arrays.adapt(row.slot, slot.adapter)
 
     def _place(self, slot: int, deltas: Sequence[PageTableDelta]) -> None:
         for delta in deltas:
@@ -249,6 +258,8 @@ class ModelRunner:
             request_ids=[row.request_id for row in rows],
             **where,
         )
+        if self.adapters is not None:
+            self.adapters.places.attach(batch, [slot.adapter for slot in slots])
         return batch
 
     def _select(self, logits: Any, batch: ForwardBatch, indices: Sequence[int], total: int) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.backends.counts import TokenCounts
-from octavo.backends.ops import SamplingRow
+from octavo.backends.ops import NO_ADAPTER, SamplingRow
 from octavo.backends.sampling import has_penalties
 from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit
 from octavo.core.errors import InvariantBroken
@@ -38,6 +38,7 @@ class Slot:
         # below this output index, what is done to the logits may be other than at the index before
         fixed_from = init.params.min_tokens + 1 if init.params.min_tokens and self.end_ids else 0
         self.changes_until = sys.maxsize if self.follows else fixed_from
+        self.adapter = NO_ADAPTER  # its place
         self.told = 0  # the output index of which the backend was told last
 
     def update(self, row: ScheduledRow) -> None:

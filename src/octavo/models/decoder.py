@@ -66,6 +66,12 @@ class Decoder(ABC):
         shapes[FINAL_NORM] = (c.hidden_size,)
         return shapes if c.tie_word_embeddings else shapes | {OUTPUT: (c.vocab_size, c.hidden_size)}
 
+    def projections(self) -> Shapes:
+        """What adapters may change: every `project`, by its name, with its shape `[N, K]`."""
+        shapes = self.weight_shapes()
+        names = [name for name in shapes if name.endswith("_proj.weight") and ".experts." not in name]
+        return {name.removesuffix(".weight"): shapes[name] for name in names}
+
     def prepare(self, name: str, array: Any) -> Any:
         """A weight as the ops want it, done once at load: norm weights stored as weight - 1 get their one."""
         offset = self.config.norm_offset
@@ -105,9 +111,9 @@ class Decoder(ABC):
     def attention(self, ops: Any, w: Weights, prefix: str, batch: Any, layer: int, h: Any) -> Any:
         """Causal grouped attention through the pages: `h [T, H]` to `[T, H]`. K and V are written before any read."""
         c, dim = self.config, self.config.head_dim
-        q = project(ops, w, f"{prefix}self_attn.q_proj", h, c.attention_bias)  # [T, heads * D]
-        k = project(ops, w, f"{prefix}self_attn.k_proj", h, c.attention_bias)  # [T, kv heads * D]
-        v = project(ops, w, f"{prefix}self_attn.v_proj", h, c.attention_bias)
+        q = project(ops, w, f"{prefix}self_attn.q_proj", h, c.attention_bias, batch)  # [T, heads * D]
+        k = project(ops, w, f"{prefix}self_attn.k_proj", h, c.attention_bias, batch)  # [T, kv heads * D]
+        v = project(ops, w, f"{prefix}self_attn.v_proj", h, c.attention_bias, batch)
         if c.qk_norm:
             q = ops.qk_norm(q, w[f"{prefix}self_attn.q_norm.weight"], c.rms_norm_eps, head_dim=dim)
             k = ops.qk_norm(k, w[f"{prefix}self_attn.k_norm.weight"], c.rms_norm_eps, head_dim=dim)
@@ -117,21 +123,21 @@ class Decoder(ABC):
         seen = ops.attention(
             q, batch, layer=layer, scale=c.query_scale, window=window, soft_cap=c.attn_soft_cap, head_dim=dim
         )
-        return project(ops, w, f"{prefix}self_attn.o_proj", seen, c.output_bias)
+        return project(ops, w, f"{prefix}self_attn.o_proj", seen, c.output_bias, batch)
 
-    def mlp(self, ops: Any, w: Weights, prefix: str, h: Any) -> Any:
+    def mlp(self, ops: Any, w: Weights, prefix: str, batch: Any, h: Any) -> Any:
         """Gated MLP: `h [T, H]` to `[T, H]` through `[T, I]`."""
         bias = self.config.mlp_bias
-        gate = project(ops, w, f"{prefix}mlp.gate_proj", h, bias)
-        up = project(ops, w, f"{prefix}mlp.up_proj", h, bias)
-        return project(
-            ops, w, f"{prefix}mlp.down_proj", ops.gated_activation(gate, up, kind=self.config.activation), bias
-        )
+        gate = project(ops, w, f"{prefix}mlp.gate_proj", h, bias, batch)
+        up = project(ops, w, f"{prefix}mlp.up_proj", h, bias, batch)
+        inner = ops.gated_activation(gate, up, kind=self.config.activation)
+        return project(ops, w, f"{prefix}mlp.down_proj", inner, bias, batch)
 
 
-def project(ops: Any, w: Weights, name: str, x: Any, bias: bool) -> Any:
-    """A linear layer under its checkpoint name: `x [T, K]` to `[T, N]`."""
-    return ops.linear(x, w[f"{name}.weight"], w[f"{name}.bias"] if bias else None)
+def project(ops: Any, w: Weights, name: str, x: Any, bias: bool, batch: Any) -> Any:
+    """A linear layer under its checkpoint name, with what adapters the step has for it: `x [T, K]` to `[T, N]`."""
+    offset = w[f"{name}.bias"] if bias else None
+    return ops.linear(x, w[f"{name}.weight"], offset, adapters=batch.adapters.get(name))
 
 
 def attention_shapes(c: ModelConfig) -> Shapes:

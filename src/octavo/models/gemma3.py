@@ -76,7 +76,7 @@ class Gemma3(Decoder):
         h, x = ops.rms_norm(x, before, eps, residual=delta)
         delta, _ = ops.rms_norm(self.attention(ops, w, prefix, batch, layer, h), after, eps)
         h, x = ops.rms_norm(x, before_mlp, eps, residual=delta)
-        delta, _ = ops.rms_norm(self.mlp(ops, w, prefix, h), after_mlp, eps)
+        delta, _ = ops.rms_norm(self.mlp(ops, w, prefix, batch, h), after_mlp, eps)
         return x, delta
 
 

@@ -39,11 +39,11 @@ class Llama(Decoder):
         h, x = ops.rms_norm(x, w[f"{prefix}input_layernorm.weight"], eps, residual=delta)
         delta = self.attention(ops, w, prefix, batch, layer, h)
         h, x = ops.rms_norm(x, w[f"{prefix}post_attention_layernorm.weight"], eps, residual=delta)
-        return x, self.feed_forward(ops, w, prefix, layer, h)
+        return x, self.feed_forward(ops, w, prefix, batch, layer, h)
 
-    def feed_forward(self, ops: Any, w: Weights, prefix: str, layer: int, h: Any) -> Any:
+    def feed_forward(self, ops: Any, w: Weights, prefix: str, batch: Any, layer: int, h: Any) -> Any:
         """`h [T, H]` to `[T, H]`; a mixture model replaces it."""
-        return self.mlp(ops, w, prefix, h)
+        return self.mlp(ops, w, prefix, batch, h)
 
 
 class Mistral(Llama):

@@ -52,11 +52,11 @@ class Qwen3Moe(Qwen3):
             shapes[f"mlp.experts.{expert}.down_proj.weight"] = (hidden, inner)
         return shapes
 
-    def feed_forward(self, ops: Any, w: Weights, prefix: str, layer: int, h: Any) -> Any:
+    def feed_forward(self, ops: Any, w: Weights, prefix: str, batch: Any, layer: int, h: Any) -> Any:
         """`h [T, H]` to `[T, H]`."""
         c = self.config
         if layer in c.dense_layers:
-            return self.mlp(ops, w, prefix, h)
+            return self.mlp(ops, w, prefix, batch, h)
         gate, up, down = (
             [w[f"{prefix}mlp.experts.{expert}.{name}_proj.weight"] for expert in range(c.num_experts)]
             for name in ("gate", "up", "down")

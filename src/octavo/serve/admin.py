@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.core.errors import InvalidInput
 from octavo.serve.config import LOG_LEVELS, ServeConfig
 from octavo.serve.dialects import json_response
-from octavo.serve.errors import ApiError, invalid
+from octavo.serve.errors import ApiError, from_invalid_input, invalid
 from octavo.serve.front import Front
 from octavo.serve.http import HttpServer, uvicorn_config
 from octavo.serve.known_names import Names
@@ -45,6 +47,19 @@ class ModelRequest(msgspec.Struct):
     model: str
 
 
+class LoadAdapterRequest(msgspec.Struct):
+    """Body of `/v1/load_lora_adapter`."""
+
+    lora_name: str
+    lora_path: str
+
+
+class UnloadAdapterRequest(msgspec.Struct):
+    """Body of `/v1/unload_lora_adapter`."""
+
+    lora_name: str
+
+
 def admin_app(front: Front) -> Starlette:
     """The operator's routes."""
     admin = _Admin(front)
@@ -55,6 +70,8 @@ def admin_app(front: Front) -> Starlette:
         ("/log_level", "POST", admin.log_level),
         ("/flush_cache", "POST", admin.flush_cache),
         ("/model", "POST", admin.model),
+        ("/v1/load_lora_adapter", "POST", admin.load_adapter),
+        ("/v1/unload_lora_adapter", "POST", admin.unload_adapter),
     ]
     return Starlette(routes=[Route(path, front.answered(call), methods=[method]) for path, method, call in table])
 
@@ -66,7 +83,8 @@ class _Admin:
     async def state(self, http: Request) -> Response:
         """GET /state: who is inside, and whether new requests are taken."""
         front = self._front
-        told = {"model": front.model, "draining": front.draining, "running": len(front.stays)}
+        told: dict[str, Any] = {"model": front.model, "draining": front.draining, "running": len(front.stays)}
+        told["adapters"] = {adapter.name: adapter.path for adapter in front.engine.adapters()}
         other = {"replacing": front.replacing or None, "problem": front.problem or None}
         return json_response({**told, **other, "log_level": level_name()})
 
@@ -86,6 +104,23 @@ class _Admin:
         """POST /flush_cache: forget what is cached and nobody uses, in all tiers."""
         self._front.check_health()
         self._front.engine.flush_cache()
+        return await self.state(http)
+
+    async def load_adapter(self, http: Request) -> Response:
+        """POST /v1/load_lora_adapter: ``{"lora_name", "lora_path"}``, a folder of the engine's machine."""
+        front = self._front
+        asked, _ = await front.body(http, LoadAdapterRequest, Names())
+        front.check_health()
+        if asked.lora_name in (front.model, front.engine.model_name):
+            raise invalid("lora_name", "is the name of the model itself; choose another")
+        await _or_refused(front.engine.load_adapter(asked.lora_name, asked.lora_path))
+        return await self.state(http)
+
+    async def unload_adapter(self, http: Request) -> Response:
+        """POST /v1/unload_lora_adapter: ``{"lora_name"}``; requests that have it go on to their end."""
+        asked, _ = await self._front.body(http, UnloadAdapterRequest, Names())
+        self._front.check_health()
+        await _or_refused(self._front.engine.unload_adapter(asked.lora_name))
         return await self.state(http)
 
     async def model(self, http: Request) -> Response:
@@ -121,6 +156,14 @@ class _Admin:
         set_level(asked.level)
         self._front.on_orders()
         return await self.state(http)
+
+
+async def _or_refused(change: Coroutine[Any, Any, None]) -> None:
+    """What the engine refuses is a 400."""
+    try:
+        await change
+    except InvalidInput as error:
+        raise from_invalid_input(error) from error
 
 
 @asynccontextmanager

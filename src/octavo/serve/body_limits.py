@@ -59,7 +59,7 @@ def _of_server(front: Front) -> dict[str, _Limits]:
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _range(0, most)),
         "num_predict": _range(-2, most),
         **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), _range(0, config.max_top_logprobs)),
-        "model": {"string": {"enum": sorted({front.model, front.engine.model_name})}},
+        "model": {"string": {"enum": sorted(front.models())}},
         "request_id": {"string": {"pattern": f"^{REQUEST_ID.pattern}$"}},
         "cache_salt": {"string": {"minLength": 1, "maxLength": 128}},
         "dimensions": _range(1, front.engine.hidden_size),

@@ -27,6 +27,7 @@ from starlette.responses import Response
 
 from octavo.core.admission import Ask
 from octavo.core.params import SamplingParams
+from octavo.engine.adapters import ServedAdapter
 from octavo.serve.admission import Gate, OwnGate, Stay, ask_of, pace_of, tenant_of
 from octavo.serve.answers import Reply
 from octavo.serve.body import read_json
@@ -213,9 +214,14 @@ class Front:
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here."""
-        if name is not None and name not in (self.model, self.engine.model_name):
+        if name is not None and name not in self.models():
             message = f"model: there is no such model here; served is {self.model}."
             raise ApiError(404, message, param="model", code="model_not_found")
+
+    def models(self) -> dict[str, ServedAdapter | None]:
+        """What may be asked for, by name: the model (None), and its adapters."""
+        named = {adapter.name: adapter for adapter in self.engine.adapters()}
+        return {**named, self.model: None, self.engine.model_name: None}
 
     def check_health(self) -> None:
         """Refuse work for an engine that does not move."""
@@ -360,9 +366,12 @@ class Front:
             saw_first_token=stay.first_token,
             window=order.window,
         )
+        adapter = None if body.model is None else self.models().get(body.model)
+        job.adapter = "" if adapter is None else adapter.digest
+        model = self.model if adapter is None else adapter.name
         asked = body if order.asked is None else order.asked
         answer_id = f"{order.answer_id}{request_id}"
-        return Reply(asked, job, self.model, answer_id, request_id, order.warnings, first_token_s=stay.forecast)
+        return Reply(asked, job, model, answer_id, request_id, order.warnings, first_token_s=stay.forecast)
 
 
 def is_small(http: Request) -> bool:

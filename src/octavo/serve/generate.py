@@ -38,6 +38,7 @@ class Job:
     deadline: float = math.inf  # seconds, the client's own
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""  # digest of its content
     tenant: str = ""
     bulk: bool = False
     saw_first_token: Callable[[], None] = lambda: None
@@ -223,6 +224,7 @@ def _open(
         tenant=job.tenant,
         cache_salt=job.cache_salt,
         bulk=job.bulk,
+        adapter=job.adapter,
         **direct,
     )
     return cast("AsyncGenerator[Delta, None]", deltas)

@@ -49,7 +49,7 @@ NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the 
 NO_SAMPLER = "this way of sampling is not supported; use temperature, top_k, top_p and min_p"
 _NO_STATES = "states inside the model are not given out; leave it out"
 _NO_CODE = "a request brings no code; leave it out"
-ONE_MODEL = "there are no adapters here; leave it out"
+ONE_MODEL = "an adapter is asked for by its name as the model; leave this out"
 _PLACED = "one engine serves all, and there is nothing to place or to transfer"
 _CACHED = "prefixes are cached and found again by themselves"
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.params import SamplingParams
+from octavo.engine.adapters import ServedAdapter
 from octavo.models.pooling import Pooling
 from octavo.tokenizers.base import Tokenizer
 
@@ -122,12 +123,13 @@ class EnginePort(TextModel, Protocol):
         tenant: str = "",
         cache_salt: str = "",
         bulk: bool = False,
+        adapter: str = "",
         express: Callable[[Delta], bool] | None = None,
     ) -> AsyncIterator[Delta]:
         """Deltas of all choices until each has finished. Closing the iterator cancels the request.
 
-        ``bulk``: it comes after all others. ``express`` is shown each delta first, in the event loop, while somebody
-        waits for it: True takes it.
+        ``bulk``: it comes after all others. ``adapter``: the digest of one that `adapters` tells of. ``express`` is
+        shown each delta first, in the event loop, while somebody waits for it: True takes it.
         """
 
     def stats(self) -> Mapping[str, float]:
@@ -135,6 +137,15 @@ class EnginePort(TextModel, Protocol):
 
     def flush_cache(self) -> None:
         """Forget all that is cached and that nobody uses, in every tier. Callable from any thread."""
+
+    def adapters(self) -> Sequence[ServedAdapter]:
+        """The low-rank adapters that are served now."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Serve the adapter in a folder of the engine's machine under a name. Raises ``InvalidInput``."""
+
+    async def unload_adapter(self, name: str) -> None:
+        """The name stands for nothing from now on; requests that have it go on. Raises ``InvalidInput``."""
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         """A request was turned away at the door (429): for the timeline. Callable from any thread."""

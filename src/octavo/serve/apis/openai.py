@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.engine.adapters import ServedAdapter
 from octavo.serve.chat import chat_events, chat_whole
 from octavo.serve.completions import completion_events, completion_whole
 from octavo.serve.described import described
@@ -57,14 +58,21 @@ class _OpenAI:
 
     async def models(self, http: Request) -> Response:
         """GET /v1/models."""
-        return json_response({"object": "list", "data": [self._card()]})
+        cards = [self._card(), *map(self._adapter_card, self._front.engine.adapters())]
+        return json_response({"object": "list", "data": cards})
 
     async def one_model(self, http: Request) -> Response:
         """GET /v1/models/{id}."""
-        if http.path_params["model"] not in (self._front.model, self._front.engine.model_name):
+        found, name = self._front.models(), http.path_params["model"]
+        if name not in found:
             message = f"There is no such model here; served is {self._front.model}."
             raise ApiError(404, message, code="model_not_found")
-        return json_response(self._card())
+        adapter = found[name]
+        return json_response(self._card() if adapter is None else self._adapter_card(adapter))
+
+    def _adapter_card(self, adapter: ServedAdapter) -> dict[str, Any]:
+        """An adapter is a model whose parent is the base model; `root` says what it holds, not where it lies."""
+        return {**self._card(), "id": adapter.name, "root": adapter.digest, "parent": self._front.model}
 
     def _card(self) -> dict[str, Any]:
         front = self._front

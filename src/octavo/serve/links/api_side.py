@@ -22,10 +22,12 @@ from octavo.core.request import Branch, FinishReason, Request, RequestState
 from octavo.serve.links.messages import (
     REQUEST_END,
     TOKEN,
+    Adapters,
     ApiHello,
     Cancel,
     Event,
     FromEngine,
+    LoadAdapter,
     Read,
     Refused,
     Stats,
@@ -72,6 +74,7 @@ class ApiSide:
         self.refusals: list[tuple[str, InvalidInput]] = []  # requests that ended so, for whoever tells their readers
         self.stats: dict[str, float] = {}
         self.num_resumed = 0
+        self.adapters: tuple[tuple[str, str, str, int], ...] = ()  # as an engine told last: name, folder, digest, rank
         self._open: dict[str, _Open] = {}  # by request id, in order of arrival
         self._rows: dict[int, Branch] = {}  # that are followed
         self._asked: dict[int, _Open] = {}  # by row of choice 0
@@ -143,6 +146,7 @@ class ApiSide:
         events = self.engine_down()
         self.engine, self._now = epoch, now
         self.outbox.append(ApiHello(self.seat))
+        self.outbox += [LoadAdapter(0, name, path, digest) for name, path, digest, _ in self.adapters]
         if any(entry.deaths >= SUSPECT_AFTER for entry in self._open.values()):
             self._suspects.extend(self._open.values())
             self._try_next_suspect()
@@ -181,6 +185,8 @@ class ApiSide:
             self.stats = message.values
         elif isinstance(message, Refused):
             self._refuse(message)
+        elif isinstance(message, Adapters):
+            self.adapters = message.served
         return ()
 
     # -- inside
@@ -216,6 +222,7 @@ class ApiSide:
                 outputs=tuple(tuple(branch.output_token_ids) for branch in branches) if begun else (),
                 ended=tuple(not branch.is_live for branch in branches) if begun else (),
                 bulk=request.bulk,
+                adapter=request.adapter,
             )
         )
 

@@ -276,6 +276,7 @@ def request_of(message: Submit, now: float, *, model: str, namespace: str, eos_t
         tenant=message.tenant,
         priority=message.priority,
         bulk=message.bulk,
+        adapter=message.adapter,
         arrival=now - message.waited,
         model=model,
         namespace=namespace,

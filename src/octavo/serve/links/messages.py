@@ -20,16 +20,18 @@ from octavo.serve.links.wire import MAX_BYTES, Link, ProtocolError, ends_of, rel
 from octavo.tokenizers.base import TokenizerTraits
 
 __all__ = [
-    "CHOICE_END", "MAX_BYTES", "MAX_EXPLANATION", "MAX_ORPHANS", "REQUEST_END", "TOKEN", "Answer", "ApiHello", "Beat",
-    "Cancel", "Drain", "EngineFacts", "Event", "Explain", "Explained", "Failed", "Flush", "FromEngine", "FromText",
-    "Gone", "Join", "Joined", "Left", "Link", "Look", "Orders", "Orphaned", "ProtocolError", "Question", "Read",
-    "Ready", "Refused", "Replace", "Route", "Seen", "Shed", "Shown", "Stats", "Step", "Stop", "Submit", "Texts",
-    "ToChild", "ToEngine", "ToSupervisor", "ToText", "Up", "ends_of", "pack_logprobs", "relayed", "unpack_logprobs",
+    "CHOICE_END", "MAX_ADAPTERS", "MAX_BYTES", "MAX_EXPLANATION", "MAX_ORPHANS", "REQUEST_END", "TOKEN", "AdapterDone",
+    "Adapters", "Answer", "ApiHello", "Beat", "Cancel", "Drain", "EngineFacts", "Event", "Explain", "Explained",
+    "Failed", "Flush", "FromEngine", "FromText", "Gone", "Join", "Joined", "Left", "Link", "LoadAdapter", "Look",
+    "Orders", "Orphaned", "ProtocolError", "Question", "Read", "Ready", "Refused", "Replace", "Route", "Seen", "Shed",
+    "Shown", "Stats", "Step", "Stop", "Submit", "Texts", "ToChild", "ToEngine", "ToSupervisor", "ToText",
+    "UnloadAdapter", "Up", "ends_of", "pack_logprobs", "relayed", "unpack_logprobs",
 ]  # fmt: skip
 
 MAX_EXPLANATION = 4 << 20
 MAX_SEEN = 4 << 20
 MAX_ORPHANS = 4096
+MAX_ADAPTERS = 1 << 14  # names
 MAX_HIDDEN = 4 << 20  # of a pooled state, as `TokenEvent` has it
 TOKEN, CHOICE_END, REQUEST_END = range(3)  # kinds of `Event`
 
@@ -73,6 +75,7 @@ class Submit(_Message, tag=2):
     outputs: Annotated[tuple[tuple[_Id, ...], ...], Meta(max_length=MAX_CHOICES)] = ()
     ended: Annotated[tuple[bool, ...], Meta(max_length=MAX_CHOICES)] = ()
     bulk: bool = False
+    adapter: _Name = ""  # digest of its content
 
 
 class Cancel(_Message, tag=3):
@@ -128,7 +131,28 @@ class Flush(_Message, tag=11):
     """Forget what is cached and nobody uses."""
 
 
-ToEngine = Flush | ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain | Look | Join
+class LoadAdapter(_Message, tag=12):
+    """Serve the adapter in a folder under a name. Answered with ``AdapterDone``, by the same number.
+
+    With a digest it is what another engine has served, which requests that follow may need: it is read at once.
+    """
+
+    number: _Row
+    name: _Name
+    path: _Text
+    digest: _Name = ""
+
+
+class UnloadAdapter(_Message, tag=13):
+    """The name stands for nothing from now on. Answered with ``AdapterDone``."""
+
+    number: _Row
+    name: _Name
+
+
+ToEngine = (
+    LoadAdapter | UnloadAdapter | Flush | ApiHello | Submit | Cancel | Stop | Read | Shed | Beat | Explain | Look | Join
+)
 
 
 # -- engine to front end
@@ -205,7 +229,22 @@ class Left(_Message, tag=26):
     epoch: _Epoch
 
 
-FromEngine = Step | Refused | Stats | Explained | Seen | Orphaned | Joined | Left
+class AdapterDone(_Message, tag=28):
+    """The answer to ``LoadAdapter`` and ``UnloadAdapter``: ``InvalidInput`` in three parts, or an empty field."""
+
+    number: _Row
+    field: _Text = ""
+    value: int | float | bool | _Text | None = None
+    remedy: _Text = ""
+
+
+class Adapters(_Message, tag=29):
+    """The adapters that are served from now on: name, folder, digest, rank."""
+
+    served: Annotated[tuple[tuple[_Name, _Text, _Name, _Id], ...], Meta(max_length=MAX_ADAPTERS)]
+
+
+FromEngine = AdapterDone | Adapters | Step | Refused | Stats | Explained | Seen | Orphaned | Joined | Left
 
 
 # -- engine to detokenizer to front end

@@ -27,6 +27,7 @@ from octavo.serve.links.messages import (
     Gone,
     Left,
     Link,
+    LoadAdapter,
     Look,
     ProtocolError,
     Read,
@@ -35,7 +36,9 @@ from octavo.serve.links.messages import (
     Stats,
     Submit,
     ToEngine,
+    UnloadAdapter,
 )
+from octavo.serve.roles.adapters import AdapterLoader
 from octavo.serve.roles.child import Child
 from octavo.serve.roles.explainer import Explainer
 from octavo.serve.roles.sockets import epoch_of, identity_of, receive
@@ -86,6 +89,7 @@ class _EngineProcess:
         self.child, self.loaded, self.core = child, loaded, loaded.core
         self.side = EngineSide(loaded.core, self._make, self._note, apart=child.settings.is_full)
         self.link: Link[FromEngine, ToEngine] = Link(ToEngine)
+        self._loader = AdapterLoader(loaded.core)
         self._explainer = Explainer(loaded.core.scheduler.timeline)
         self.router, self.address = child.place.bound(child.context, f"engine-{child.epoch}")
         self._poller = zmq.Poller()
@@ -127,7 +131,8 @@ class _EngineProcess:
             self._tell_stats(time.monotonic())
             self._send()
         self._collect(after=_COLLECT_AT_REST)
-        self._poller.poll(_NAP_MS if self._explainer.pending else round(1000 * self.child.settings.beat))
+        soon = self._explainer.pending or self._loader.pending
+        self._poller.poll(_NAP_MS if soon else round(1000 * self.child.settings.beat))
 
     def _step(self, now: float) -> None:
         core = self.core
@@ -177,7 +182,11 @@ class _EngineProcess:
             self._watchers[sender] = None
         elif found is not None and found[0] == sender and isinstance(found[1], Flush):
             self.core.flush_cache()
+        elif found is not None and found[0] == sender and isinstance(found[1], (LoadAdapter, UnloadAdapter)):
+            self._loader.ask(sender, found[1])
         elif found is not None and found[0] == sender:
+            if isinstance(found[1], ApiHello):
+                self.side.outbox.append((sender, self._loader.told()))
             self._fresh = self._fresh and not isinstance(found[1], ApiHello)
             if self.side.hear(sender, found[1], now):
                 self.side.pass_on(list(frames[1:]))
@@ -205,6 +214,7 @@ class _EngineProcess:
 
     def _send(self) -> None:
         self.side.outbox += self._explainer.answers()
+        self.side.outbox += self._loader.answers(self.side.peers)
         for epoch, frames in self.side.parcels(self.child.epoch):
             try:
                 self.router.send_multipart([identity_of(epoch), *frames], zmq.NOBLOCK)
@@ -213,7 +223,7 @@ class _EngineProcess:
 
     def _make(self, message: Submit, now: float) -> Request:
         parts = self.loaded.parts
-        namespace = parts.namespace(message.salt)
+        namespace = parts.namespace(message.salt, message.adapter)
         return request_of(message, now, model=parts.name, namespace=namespace, eos_token_ids=parts.config.eos_token_ids)
 
     def _note(self, message: Read | Shed, now: float) -> None:

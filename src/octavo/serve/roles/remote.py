@@ -9,26 +9,31 @@ from typing import Any
 
 import msgspec
 
+from octavo.core.errors import InvalidInput
 from octavo.core.events import TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.decoding.output import OutputProcessor
+from octavo.engine.adapters import ServedAdapter
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.models.pooling import Pooling
 from octavo.serve.links.api_side import ApiSide
 from octavo.serve.links.messages import (
+    AdapterDone,
     EngineFacts,
     Explain,
     Explained,
     Flush,
     FromEngine,
+    LoadAdapter,
     Look,
     Orphaned,
     Seen,
     Shed,
     Step,
     ToEngine,
+    UnloadAdapter,
 )
 from octavo.serve.links.told import ToldText, feed
 
@@ -67,6 +72,9 @@ class RemoteEngine:
         self._heard = self._awake = self.clock()
         self._asked: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}  # explanations, by number
         self._number = 0
+        self._changes: dict[int, asyncio.Future[None]] = {}  # of adapters, by number
+        self._named_of = self.side.adapters
+        self._named: tuple[ServedAdapter, ...] = ()
         self._engines = 0  # that have served
         self.on_orphans: Callable[[Sequence[tuple[str, str]]], None] = lambda names: None  # (tenant, id) of each
         self._told: Mapping[str, float] | None = None  # what `_stats` was made of
@@ -114,6 +122,7 @@ class RemoteEngine:
         tenant: str = "",
         cache_salt: str = "",
         bulk: bool = False,
+        adapter: str = "",
         express: Callable[[OutputDelta], bool] | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """Deltas of all choices until each has finished. Closing the iterator cancels the request.
@@ -127,6 +136,7 @@ class RemoteEngine:
             tenant=tenant,
             priority=priority,
             bulk=bulk,
+            adapter=adapter,
             arrival=self.clock(),
             eos_token_ids=self.facts.eos_ids,
         )
@@ -171,12 +181,17 @@ class RemoteEngine:
         self._deliver(self.side.engine_down())
         for number in list(self._asked):
             self._explained(Explained(number, b"[]"))  # what it remembered is lost
+        for number in list(self._changes):
+            self._changed(AdapterDone(number, "engine", None, "it has died; look at what is served, and ask again"))
 
     def hear(self, sender: int, message: FromEngine, texts: bytes | None = None) -> None:
         """A message of an engine; a step, where the text is made apart, with its ``texts``."""
         self._heard = self.clock()
         if isinstance(message, Explained):
             self._explained(message)
+            return
+        if isinstance(message, AdapterDone):
+            self._changed(message)
             return
         if isinstance(message, Orphaned):
             self.on_orphans(message.names)
@@ -210,6 +225,34 @@ class RemoteEngine:
         """Forget what is cached and nobody uses."""
         if self.side.engine:
             self._send(Flush())
+
+    def adapters(self) -> Sequence[ServedAdapter]:
+        """The adapters that requests may name, by their digests."""
+        if self._named_of is not self.side.adapters:
+            self._named_of, self._named = self.side.adapters, tuple(ServedAdapter(*a) for a in self.side.adapters)
+        return self._named
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Serve the adapter in a folder of the engine's machine under a name. Raises ``InvalidInput``."""
+        await self._change(lambda number: LoadAdapter(number, name, path))
+
+    async def unload_adapter(self, name: str) -> None:
+        """The name stands for nothing from now on; who has it goes on. Raises ``InvalidInput``."""
+        await self._change(lambda number: UnloadAdapter(number, name))
+
+    async def _change(self, message: Callable[[int], ToEngine]) -> None:
+        self._number += 1
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes[self._number] = done
+        self._send(message(self._number))
+        await done
+
+    def _changed(self, message: AdapterDone) -> None:
+        done = self._changes.pop(message.number, None)
+        if done is not None and not done.done() and message.field:
+            done.set_exception(InvalidInput(message.field, message.value, message.remedy))
+        elif done is not None and not done.done():
+            done.set_result(None)
 
     def note_refusal(self, request_id: str, reason: str, status: int, retry_after: float) -> None:
         """A request was turned away at the door: for the timeline."""

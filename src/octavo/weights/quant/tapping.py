@@ -57,7 +57,7 @@ class TappingBackend(NumpyBackend):
         """[T], [V, H] -> [T, H]."""
         return super().embed(ids, self.read(table.name))
 
-    def linear(self, x: Floats, weight: Any, bias: Any = None, *, adapters: None = None) -> Floats:
+    def linear(self, x: Floats, weight: Any, bias: Any = None, *, adapters: Any = None) -> Floats:
         """x[T, K] @ weight[N, K]^T + bias[N] -> [T, N]."""
         x, matrix = self.hook(weight.name, x)
         return super().linear(x, matrix, bias)
