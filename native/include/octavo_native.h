@@ -200,7 +200,7 @@ typedef struct octavo_step {
   int32_t table_width;        /* columns of a page table row */
   int64_t table_rows;         /* rows of one group's page table */
   const int32_t* token_ids;   /* [tokens] */
-  const int32_t* positions;   /* [tokens] consecutive within a sequence */
+  const int32_t* positions;   /* [tokens] consecutive within a sequence, or as its tree says */
   const int32_t* starts;      /* [sequences + 1] sequence s owns tokens starts[s] .. starts[s + 1] */
   const int32_t* table_row;   /* [sequences] its row in the page tables */
   const int32_t* page_table;  /* [groups, table_rows, table_width]; -1: freed, behind the window */
@@ -208,8 +208,10 @@ typedef struct octavo_step {
   const int32_t* rows;        /* [logit_rows] token rows */
   const octavo_sampling* sampling; /* [samples] */
   int32_t* sampled;           /* [samples] token ids; -1: nothing can be drawn */
+  /* [tokens] the row of its sequence that each row follows, an earlier one, at its position + 1; -1: the history. Row i of a
+   * sequence has the slot of its first position + i. null: every sequence is a chain */
+  const int32_t* parent_rows;
   /* declared for later: */
-  const int32_t* parent_rows; /* [tokens] tree rows; must be null */
   const uint8_t* grammar_masks; /* must be null: a row's mask is in its rules */
   float* hidden;              /* [tokens, hidden cols] or null */
   float* scores;              /* exported attention probabilities; must be null */

@@ -225,8 +225,7 @@ int32_t octavo_kv_move_slots(octavo_kv* kv, const int64_t* moves, int64_t count)
     for (int64_t i = 0; i < 2 * count; i++) {
       if (!pages.valid_slot(moves[i])) return fail("pages: a slot is out of range");
     }
-    std::vector<float> scratch(static_cast<size_t>(2 * pages.kv.dim));
-    for (int64_t i = 0; i < count; i++) move_slot(pages, moves[2 * i], moves[2 * i + 1], scratch.data());
+    for (int64_t i = 0; i < count; i++) move_slot(pages, moves[2 * i], moves[2 * i + 1]);
     return 0;
   });
 }

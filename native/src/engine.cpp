@@ -74,14 +74,29 @@ void copy_page(const Pages& pages, int64_t source, int64_t target) {
 }
 
 // Through float32, which holds a stored value exactly: what is written again are the same bytes.
-void move_slot(const Pages& pages, int64_t source, int64_t target, float* scratch) {
-  const KV& kv = pages.kv;
+namespace {
+
+// The bytes of one token of a blob, as they lie (attention_kv.inc has the layout): read and written again, int8 would be
+// rounded anew.
+void copy_token(const KV& kv, uint8_t* to, int64_t at, const uint8_t* from, int64_t offset) {
+  const int64_t bytes = kv.type == KV_FP32 ? 4 : kv.type == KV_BF16 ? 2 : 1, t = 4 / bytes;
+  const int64_t dim = (kv.dim + 15) / 16 * 16, size = kv.page_size, half = dim * size * bytes;
+  for (int64_t step = 0; step < dim / t; step++) memmove(to + 4 * (step * size + at), from + 4 * (step * size + offset), 4);
+  uint8_t* v_to = to + half + at / t * dim * 4 + at % t * bytes;
+  const uint8_t* v_from = from + half + offset / t * dim * 4 + offset % t * bytes;
+  for (int64_t d = 0; d < dim; d++) memmove(v_to + 4 * d, v_from + 4 * d, static_cast<size_t>(bytes));
+  if (kv.type != KV_INT8) return;
+  for (int64_t scales : {2 * half, 2 * half + 4 * size}) memmove(to + scales + 4 * at, from + scales + 4 * offset, 4);
+}
+
+}  // namespace
+
+void move_slot(const Pages& pages, int64_t source, int64_t target) {
+  const int64_t size = pages.kv.page_size;
   for (int32_t layer = 0; layer < pages.layers; layer++) {
-    for (int32_t head = 0; head < kv.kv_heads; head++) {
-      const uint8_t* from = pages.blob(layer, source / kv.page_size, head);
-      uint8_t* to = pages.blob(layer, target / kv.page_size, head);
-      pages.kernels->kv_read(&kv, from, source % kv.page_size, scratch, scratch + kv.dim);
-      pages.kernels->kv_write(&kv, to, target % kv.page_size, scratch, scratch + kv.dim);
+    for (int32_t head = 0; head < pages.kv.kv_heads; head++) {
+      const uint8_t* from = pages.blob(layer, source / size, head);
+      copy_token(pages.kv, pages.blob(layer, target / size, head), target % size, from, source % size);
     }
   }
 }

@@ -84,6 +84,6 @@ struct Pages {
 // Fills the layout of a pool; false for a shape that no kernel takes.
 bool kv_layout(const Kernels* kernels, KV* kv, int32_t layers);
 void copy_page(const Pages& pages, int64_t source, int64_t target);
-void move_slot(const Pages& pages, int64_t source, int64_t target, float* scratch);
+void move_slot(const Pages& pages, int64_t source, int64_t target);
 
 }  // namespace octavo

@@ -17,6 +17,14 @@ constexpr int64_t kSlack = 600;        // 200 positions of one token: less is no
 
 }  // namespace
 
+bool is_tree(const octavo_step& step, int32_t sequence) {
+  if (step.parent_rows == nullptr) return false;
+  const int32_t first = step.starts[sequence];
+  for (int32_t t = first; t < step.starts[sequence + 1]; t++)
+    if (step.parent_rows[t] != t - first - 1) return true;
+  return false;
+}
+
 void AttentionPlan::open(const PlanLimits& limits) {
   limits_ = limits;
   const size_t sequences = static_cast<size_t>(limits.max_sequences), heads = static_cast<size_t>(limits.kv_heads);
@@ -55,6 +63,18 @@ void AttentionPlan::make(const octavo_step& step, const int32_t* table, int32_t 
   list_shared();
   for (int32_t s = 0; s < step.sequences; s++) list_own(s);
   deal();
+}
+
+// Up to the largest position: a tree's need not be the last.
+int64_t AttentionPlan::chunks(int32_t s) const {
+  int32_t last = step_->positions[step_->starts[s + 1] - 1];
+  if (step_->parent_rows != nullptr)
+    for (int32_t t = step_->starts[s]; t < step_->starts[s + 1]; t++) last = std::max(last, step_->positions[t]);
+  return last / kChunk + 1;
+}
+
+bool AttentionPlan::may_cut_tokens(const Unit& unit) const {
+  return !unit.shared && !unit.parts && unit.rows >= 2 * kLeastCut && !is_tree(*step_, unit.sequence);
 }
 
 // ---- what is shared
@@ -176,7 +196,8 @@ void AttentionPlan::list_own(int32_t s) {
       note_merge(unit);
       continue;
     }
-    for (int32_t i = 0; i < count; i += kTileTokens) list({s, head, start + i, std::min(kTileTokens, count - i), 0, 0, false, false});
+    const int32_t most = is_tree(*step_, s) ? count : kTileTokens;
+    for (int32_t i = 0; i < count; i += most) list({s, head, start + i, std::min(most, count - i), 0, 0, false, false});
   }
 }
 
@@ -228,7 +249,7 @@ void AttentionPlan::deal() {
 int64_t AttentionPlan::heads_end(int64_t first) const {
   const Unit& unit = listed_[static_cast<size_t>(first)];
   int64_t end = first + 1;
-  if (!parts_ || unit.shared || (!unit.parts && unit.rows >= 2 * kLeastCut)) return end;
+  if (!parts_ || unit.shared || may_cut_tokens(unit)) return end;
   for (; end < num_listed_; end++) {
     const Unit& other = listed_[static_cast<size_t>(end)];
     if (other.shared || other.sequence != unit.sequence || other.first != unit.first) break;
@@ -292,7 +313,7 @@ int64_t AttentionPlan::take_chunks(Unit* unit, int32_t chunks) {
 
 // Leaves about `wanted` of a unit, the other part in `rest`; false where that is no good.
 bool AttentionPlan::cut(Unit* unit, int64_t wanted, Unit* rest) {
-  if (!unit->shared && !unit->parts && unit->rows >= 2 * kLeastCut) return cut_tokens(unit, wanted, rest);
+  if (may_cut_tokens(*unit)) return cut_tokens(unit, wanted, rest);
   const int64_t most = unit->chunk1 > 0 ? unit->chunk1 - unit->chunk0 : chunks(unit->sequence);
   const int64_t keep = (wanted / (unit->rows + 2) + kChunk / 2) / kChunk;
   if (!parts_ || keep < 1 || keep >= most) return false;

@@ -35,6 +35,9 @@ struct PlanLimits {
   int64_t state_floats;  // of one (token, kv head, chunk)
 };
 
+// Whether its rows are no chain: then they share slots that are not those of their positions, and make one unit for each head.
+bool is_tree(const octavo_step& step, int32_t sequence);
+
 class AttentionPlan {
  public:
   void open(const PlanLimits& limits);
@@ -70,7 +73,8 @@ class AttentionPlan {
   }
   int32_t tokens(int32_t s) const { return step_->starts[s + 1] - step_->starts[s]; }
   int64_t first_position(int32_t s) const { return step_->positions[step_->starts[s]]; }
-  int64_t chunks(int32_t s) const { return step_->positions[step_->starts[s + 1] - 1] / kChunk + 1; }
+  int64_t chunks(int32_t s) const;
+  bool may_cut_tokens(const Unit& unit) const;
   bool may_share(int32_t s, int32_t chunk) const;
   bool same_pages(const int32_t* table, int32_t a, int32_t b, int32_t chunk0, int32_t chunk1) const;
   void find_shared();

@@ -46,7 +46,8 @@ void Program::rope_kv(const Op& op, int thread) {
 void Program::rope_unit(const Op& op, int64_t row, int32_t sequence, int32_t head) {
   const octavo_op& r = op.record;
   const KV& kv = pages_->kv;
-  const int32_t position = step_->positions[row];
+  const int32_t position = step_->positions[row], first = step_->starts[sequence];
+  const int64_t slot = step_->positions[first] + (row - first);  // of its position, unless it is a tree's
   const int64_t dim = r.i[2], group = cols(r.in[0]) / dim / kv.kv_heads;
   const Rope& rope = ropes_[static_cast<size_t>(r.i[0])];
   const int64_t pairs = static_cast<int64_t>(rope.inv_freq.size());
@@ -60,8 +61,8 @@ void Program::rope_unit(const Op& op, int64_t row, int32_t sequence, int32_t hea
   kernels_->rope(k, 1, dim, 2 * pairs, cos, sin);
   if (step_->no_write != nullptr && step_->no_write[sequence]) return;
   const size_t layer = static_cast<size_t>(r.i[1]);
-  uint8_t* blob = pages_->blob(layer_index_[layer], page_row(op, sequence)[position / kv.page_size], head);
-  kernels_->kv_write(&kv, blob, position % kv.page_size, k, v);
+  uint8_t* blob = pages_->blob(layer_index_[layer], page_row(op, sequence)[slot / kv.page_size], head);
+  kernels_->kv_write(&kv, blob, slot % kv.page_size, k, v);
 }
 
 // Where the unit after this one begins to read.
@@ -132,6 +133,7 @@ void Program::run_units(const Op& op, const AttentionPlan& plan, int thread) {
       a.positions = plan.position(unit);
     } else {
       give_rows(op, &a, unit.first);
+      if (is_tree(*step_, unit.sequence)) a.parents = step_->parent_rows + unit.first;  // all rows are in one unit
     }
     kernels_->attention(&a);
   }

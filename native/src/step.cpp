@@ -26,7 +26,7 @@ const char* Program::wrong_step(const octavo_step& step) const {
   if (step.sequences < 1 || step.sequences > limits_.max_sequences) return "sequences out of range";
   if (step.logit_rows < 0 || step.logit_rows > limits_.max_logit_rows) return "logit_rows out of range";
   if (step.samples < 0 || step.samples > step.logit_rows) return "samples out of range";
-  if (step.parent_rows || step.grammar_masks || step.scores) return "tree rows, masks and scores are not served yet";
+  if (step.grammar_masks || step.scores) return "masks and scores are not served yet";
   const bool given = step.token_ids && step.positions && step.starts && step.table_row && step.page_table;
   if (!given || (step.logit_rows && !step.rows)) return "an array is missing";
   if (step.samples && (!step.sampling || !step.sampled)) return "an array is missing";
@@ -45,14 +45,16 @@ const char* Program::wrong_step(const octavo_step& step) const {
   return nullptr;
 }
 
-// Positions follow each other, and every page that the sequence reads or writes exists.
+// Positions follow each other, or their rows' parents; every page that the sequence reads or writes exists.
 const char* Program::wrong_sequence(const octavo_step& step, int32_t s) const {
   const int32_t first = step.starts[s], stop = step.starts[s + 1];
   if (stop <= first || stop > step.tokens) return "a sequence has no token";
   const int64_t begin = step.positions[first], end = begin + (stop - first);
   if (begin < 0 || end > limits_.max_positions) return "a position is out of range";
   for (int32_t t = first; t < stop; t++) {
-    if (step.positions[t] != begin + (t - first)) return "positions are not consecutive";
+    const int32_t parent = step.parent_rows ? step.parent_rows[t] : t - first - 1;
+    if (parent < -1 || parent >= t - first) return "a tree row does not follow an earlier one";
+    if (step.positions[t] != (parent < 0 ? begin : step.positions[first + parent] + 1)) return "positions are not consecutive";
   }
   const int64_t size = pages_->kv.page_size, last = (end - 1) / size;
   if (step.table_row[s] < 0 || step.table_row[s] >= step.table_rows) return "a page table row is out of range";

@@ -145,7 +145,7 @@ struct Model {
 
 // One step as plain arrays; every token asks for logits and is drawn where `draws` is set.
 struct Step {
-  std::vector<int32_t> ids, positions, starts{0}, table_row, table, rows, sampled;
+  std::vector<int32_t> ids, positions, starts{0}, table_row, table, rows, sampled, parents;
   std::vector<uint8_t> no_write;
   std::vector<octavo_sampling> sampling;
   std::vector<float> hidden;
@@ -173,6 +173,7 @@ struct Step {
     s.token_ids = ids.data(), s.positions = positions.data(), s.starts = starts.data(), s.table_row = table_row.data();
     s.page_table = table.data(), s.no_write = no_write.data(), s.rows = rows.data(), s.sampling = sampling.data(), s.sampled = sampled.data();
     s.hidden = hidden.empty() ? nullptr : hidden.data();
+    s.parent_rows = parents.empty() ? nullptr : parents.data();
     return s;
   }
 };

@@ -57,6 +57,7 @@ struct Tried {
     record.starts = starts_.copy(record.starts), record.table_row = table_row_.copy(record.table_row);
     record.page_table = table_.copy(record.page_table), record.rows = rows_.copy(record.rows);
     record.no_write = no_write_.copy(record.no_write), record.sampling = sampling_.copy(record.sampling);
+    record.parent_rows = parents_.copy(record.parent_rows);
     const bool look = tries_++ % 16 == 0;
     const std::vector<float> before = look ? pages() : std::vector<float>();
     if (record.sampled) std::fill_n(record.sampled, draws, -7);
@@ -71,7 +72,7 @@ struct Tried {
  private:
   long tries_ = 0;
   Fenced<int32_t> ids_{base.ids.size()}, positions_{base.positions.size()}, starts_{base.starts.size()}, table_row_{base.table_row.size()};
-  Fenced<int32_t> table_{base.table.size()}, rows_{base.rows.size()};
+  Fenced<int32_t> table_{base.table.size()}, rows_{base.rows.size()}, parents_{base.ids.size()};
   Fenced<uint8_t> no_write_{base.no_write.size()};
   Fenced<octavo_sampling> sampling_{base.sampling.size()};
 };
@@ -110,8 +111,6 @@ void test_counts_of_a_step(Tried* tried) {
   tried->run(record, true);
   record = good, record.sampled = nullptr;
   tried->run(record, true);
-  record = good, record.parent_rows = step.rows.data();
-  tried->run(record, true);
   record = good, record.scores = step.hidden.data();
   tried->run(record, true);
   record = good, record.grammar_masks = step.no_write.data();
@@ -149,6 +148,21 @@ void test_numbers_of_a_step(Tried* tried) {
     step.table_row[1] = value;
     tried->run(step.record(), true);
   }
+}
+
+// The row before each changes nothing; any other number does not go with the positions, or is no earlier row.
+void test_parents(Tried* tried) {
+  Step step = tried->base;
+  for (size_t s = 0; s + 1 < step.starts.size(); s++)
+    for (int32_t t = step.starts[s]; t < step.starts[s + 1]; t++) step.parents.push_back(t - step.starts[s] - 1);
+  const octavo_step good = step.record();
+  CHECK(!tried->run(good, false));
+  for (size_t at = 0; at < step.parents.size(); at++)
+    for (const int32_t value : {kLeast32, -2, -1, 0, 1, 4, 17, 24, 1 << 20, kMost32}) {
+      Step wrong = step;
+      wrong.parents[at] = value;
+      tried->run(wrong.record(), value != step.parents[at]);
+    }
 }
 
 // Where sequences begin says how far arrays are read, even where another number gives the step away.
@@ -359,6 +373,7 @@ int main(int argc, char** argv) {
     Tried tried(k->name);
     test_counts_of_a_step(&tried);
     test_numbers_of_a_step(&tried);
+    test_parents(&tried);
     test_starts(&tried);
     test_edges(&tried);
     test_draws(&tried);

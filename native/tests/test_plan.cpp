@@ -13,7 +13,7 @@ using namespace octavo;
 namespace {
 
 struct Batch {
-  std::vector<int32_t> positions, starts{0}, rows, table;
+  std::vector<int32_t> positions, starts{0}, rows, table, parents;
   int32_t width = 0, page = 0;
   octavo_step step{};
 
@@ -69,12 +69,27 @@ Batch random_batch(check::Random* rng, int32_t page, int32_t most_sequences, int
   return batch_of(page, known, begins, all);
 }
 
+// Some of the sequences become trees; rows of the others follow each other.
+void plant(check::Random* rng, Batch* b) {
+  for (int32_t s = 0; s < b->step.sequences; s++) {
+    const int32_t first = b->starts[static_cast<size_t>(s)], count = b->starts[static_cast<size_t>(s) + 1] - first;
+    const bool tree = rng->below(2) == 0;
+    for (int32_t t = 0; t < count; t++) {
+      const int32_t parent = tree ? static_cast<int32_t>(rng->below(t + 1)) - 1 : t - 1;
+      b->parents.push_back(parent);
+      const int32_t begin = b->positions[static_cast<size_t>(first)];
+      b->positions[static_cast<size_t>(first + t)] = parent < 0 ? begin : b->positions[static_cast<size_t>(first + parent)] + 1;
+    }
+  }
+  b->step.parent_rows = b->parents.data();
+}
+
 using Key = std::tuple<int64_t, int32_t, int64_t>;  // token, head, chunk
 
 struct Seen {
   std::map<Key, int> reads;
   std::map<std::pair<int64_t, int32_t>, int> parts, merges;
-  bool pages_right = true, behind = true, few = true, shared = false, cut = false;
+  bool pages_right = true, behind = true, few = true, whole = true, shared = false, cut = false;
 };
 
 void read_unit(const Batch& b, const AttentionPlan& plan, const Unit& unit, Seen* seen) {
@@ -87,6 +102,8 @@ void read_unit(const Batch& b, const AttentionPlan& plan, const Unit& unit, Seen
     seen->behind = seen->behind && (!unit.shared || b.positions[static_cast<size_t>(b.starts[static_cast<size_t>(own)])] >= unit.chunk1 * kChunk);
     seen->few = seen->few && (!unit.shared || b.starts[static_cast<size_t>(own) + 1] - b.starts[static_cast<size_t>(own)] <= 8);
     if (unit.shared) seen->pages_right = seen->pages_right && plan.position(unit)[i] == position;
+    const bool all = unit.first == b.starts[static_cast<size_t>(own)] && unit.first + unit.rows == b.starts[static_cast<size_t>(own) + 1];
+    seen->whole = seen->whole && (unit.shared || all || !is_tree(b.step, own));
     const int64_t end = unit.chunk1 > 0 ? std::min<int64_t>(unit.chunk1, position / kChunk + 1) : position / kChunk + 1;
     for (int64_t chunk = unit.chunk0; chunk < end; chunk++) {
       seen->reads[{token, unit.head, chunk}]++;
@@ -118,6 +135,7 @@ void check_plan(const Batch& b, const AttentionPlan& plan, int threads, int32_t 
   CHECK(seen->pages_right);
   CHECK(seen->behind);
   CHECK(seen->few);  // the reads of many tokens serve many rows anyhow
+  CHECK(seen->whole);  // a tree's rows are one unit
   CHECK(seen->parts == seen->merges);
 }
 
@@ -159,7 +177,8 @@ void test_random(check::Random* rng) {
   int shared = 0, cut = 0;
   for (int turn = 0; turn < 300; turn++) {
     const int32_t page = 16 << rng->below(3), heads = static_cast<int32_t>(rng->between(1, 4)), threads = static_cast<int32_t>(rng->between(1, 4));
-    const Batch b = random_batch(rng, page, 12, 256);
+    Batch b = random_batch(rng, page, 12, 256);
+    if (rng->below(3) == 0) plant(rng, &b);
     const bool parts = rng->below(4) > 0;
     const int64_t room = turn % 9 == 0 ? 5000 : int64_t{1} << 20, state = 100;
     AttentionPlan plan;

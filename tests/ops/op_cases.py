@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.backends.ops import ForwardBatch
+from octavo.backends.ops import ForwardBatch, path_of
 from octavo.backends.random import round32
 from octavo.core.kv_groups import KVGroup
 
@@ -29,6 +29,7 @@ class Scene:
     page_size: int = 4
     lengths: list[int] = field(default_factory=list)  # history
     query_lens: list[int] = field(default_factory=list)
+    parents: list[list[int]] = field(default_factory=list)  # tree rows; empty: a chain
     tables: list[list[list[int]]] = field(default_factory=list)
     num_pages: int = 0
     history: list[list[list[float]]] = field(default_factory=list)  # [group]: key, value, key, value, ... of each token
@@ -39,6 +40,9 @@ class Scene:
         count = rng.randint(1, 4)
         scene.lengths = [rng.randint(0, longest) for _ in range(count)]
         scene.query_lens = [rng.choice([1, 1, rng.randint(1, 12)]) for _ in range(count)]
+        scene.parents = [
+            [rng.randrange(-1, row) for row in range(n)] if rng.random() < 0.3 else [] for n in scene.query_lens
+        ]
         needed = [-(-(n + q) // scene.page_size) for n, q in zip(scene.lengths, scene.query_lens, strict=True)]
         pages = list(range(2 * sum(needed) + 3))
         rng.shuffle(pages)
@@ -60,7 +64,11 @@ class Scene:
         return sum(self.query_lens)
 
     def positions(self) -> list[int]:
-        return [n + i for n, q in zip(self.lengths, self.query_lens, strict=True) for i in range(q)]
+        found: list[int] = []
+        for length, count, parents in zip(self.lengths, self.query_lens, self.parents, strict=True):
+            depths = [len(path_of(parents, row)) - 1 for row in range(count)] if parents else range(count)
+            found += [length + depth for depth in depths]
+        return found
 
     def pool(self, backend: Any) -> Any:
         """A pool of the backend with the history written slot by slot; everything else holds what must not be read."""
@@ -80,4 +88,5 @@ class Scene:
 
     def batch(self, backend: Any, pool: Any, **more: Any) -> ForwardBatch:
         tokens = list(range(self.num_tokens))
-        return backend.batch(tokens, self.positions(), self.query_lens, self.tables, pool, **more)
+        where = self.positions(), self.query_lens, self.tables
+        return backend.batch(tokens, *where, pool, parent_rows=self.parents, **more)

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
 from operator import itemgetter, mul
+from typing import Any
 
 from octavo.backends.list_pages import Heads
-from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK
+from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK, path_of
 
 Block = tuple[int, list[Sequence[float]], list[tuple[float, ...]]]  # chunk, keys by position, values by dimension
 Partial = tuple[float, float, list[float]]  # running maximum, sum of exp(score - maximum), weighted sum of values
@@ -59,6 +60,11 @@ def attend(
         for head in range(kv_head * group, (kv_head + 1) * group):
             out += _attend_head(heads[head], blocks, scoring, head)
     return out
+
+
+def path_lanes(lanes: Sequence[Any], history: int, parents: Sequence[int], row: int) -> list[Any]:
+    """What a tree row sees of its sequence's slots: the first `history`, then its ancestors and itself."""
+    return [*lanes[:history], *(lanes[history + r] for r in path_of(parents, row))]
 
 
 def blocks_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -177,6 +177,7 @@ class NativeBackend(SamplingOps):
         logit_rows: Sequence[int] | None = None,
         no_write: Sequence[bool] = (),
         request_ids: Sequence[str] = (),
+        parent_rows: Sequence[Sequence[int]] = (),
     ) -> ForwardBatch:
         """A step from plain lists, as in the other backends. The library works slots out from the page tables.
 
@@ -189,12 +190,16 @@ class NativeBackend(SamplingOps):
         cache: dict[Any, Any] = {"table_row": slots}
         if any(no_write):
             cache["no_write"] = np.asarray(no_write, np.uint8)
+        lens = places[starts[1:] - 1] + 1
+        if any(parent_rows):
+            cache["parent_rows"] = _parents(query_lens, parent_rows)
+            lens = places[starts[:-1]] + np.diff(starts)
         rows = starts[1:] - 1 if logit_rows is None else np.asarray(logit_rows, np.int32)
         return ForwardBatch(
             token_ids=np.asarray(token_ids, np.int32),
             positions=places,
             cu_seqlens_q=starts,
-            seq_lens=places[starts[1:] - 1] + 1,
+            seq_lens=lens,
             page_table=table,
             slot_mapping=None,
             logit_rows=rows,
@@ -414,6 +419,12 @@ def _pair_bias(gate: Any, up: Any) -> Floats:
     half = np.zeros((2, -(-2 * size // 64) * 32), np.float32)
     half[0, :size], half[1, :size] = gate, up
     return np.ascontiguousarray(half.reshape(2, -1, 16).swapaxes(0, 1)).ravel()
+
+
+def _parents(query_lens: Sequence[int], parent_rows: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """Of all rows of the step, chains as trees without a fork."""
+    rows = [parents or range(-1, length - 1) for length, parents in zip(query_lens, parent_rows, strict=True)]
+    return np.fromiter(chain.from_iterable(rows), np.int32)
 
 
 def _table(pages: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:

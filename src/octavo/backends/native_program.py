@@ -128,6 +128,8 @@ class NativeProgram:
         step.table_row, step.page_table = batch.cache["table_row"].ctypes.data, table.ctypes.data
         silent = batch.cache.get("no_write")
         step.no_write = None if silent is None else silent.ctypes.data
+        parents = batch.cache.get("parent_rows")
+        step.parent_rows = None if parents is None else parents.ctypes.data
 
     def _logits(self, rows: int) -> Floats:
         if not rows:

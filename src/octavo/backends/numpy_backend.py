@@ -64,12 +64,14 @@ class NumpyBackend:
         logit_rows: Sequence[int] | None = None,
         no_write: Sequence[bool] = (),
         request_ids: Sequence[str] = (),
+        parent_rows: Sequence[Sequence[int]] = (),
     ) -> ForwardBatch:
         """A step from plain lists: S sequences of `query_lens` tokens, page tables [G][S][*].
 
-        `logit_rows` defaults to the last token of each sequence; `no_write[r]` says that row r's K/V is already stored.
+        `logit_rows` defaults to the last token of each sequence; `no_write[r]` says that row r's K/V is already stored;
+        `parent_rows[r]` makes its rows a tree: see `ops.batch_fields`.
         """
-        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write)
+        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write, parent_rows)
         for name in ("token_ids", "positions", "cu_seqlens_q", "seq_lens", "slot_mapping"):
             fields[name] = np.asarray(fields[name], np.int64)
         rows = fields["cu_seqlens_q"][1:] - 1 if logit_rows is None else np.asarray(logit_rows, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.list_pages import layer_map
-from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK, ForwardBatch
+from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK, ForwardBatch, path_of
 from octavo.core.errors import InvalidInput
 from octavo.core.kv_groups import KVGroup
 
@@ -112,12 +112,16 @@ class Unit:
 
 
 def units_of(batch: ForwardBatch, group: int, window: int) -> tuple[Unit, ...]:
-    """The attention work of a step for one group and window, cached in the batch. One-token rows form one unit."""
+    """The attention work of a step for one group and window, cached in the batch. One-token rows form one unit, and so
+    does each row of a tree.
+    """
     key = ("units", group, window)
     if key not in batch.cache:
         spans = [(row, start, stop) for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q.tolist()))]
-        decodes = [(row, start, stop) for row, start, stop in spans if stop - start == 1]
-        prefills = [[span] for span in spans if span[2] - span[1] > 1]
+        trees = [row for row, parents in enumerate(batch.parent_rows) if parents]
+        single = [span for span in spans if span[2] - span[1] == 1 or span[0] in trees]
+        decodes = [(row, t, t + 1) for row, start, stop in single for t in range(start, stop)]
+        prefills = [[span] for span in spans if span not in single]
         parts = ([decodes] if decodes else []) + prefills
         batch.cache[key] = tuple(make_unit(batch, group, window, part) for part in parts)
     return batch.cache[key]
@@ -130,11 +134,24 @@ def make_unit(batch: ForwardBatch, group: int, window: int, spans: Sequence[tupl
     first = np.maximum(positions[:, 0] - window + 1, 0) if window else np.zeros(len(spans), np.int64)
     table = page_array(batch, group)[[row for row, _, _ in spans]]
     stop = positions[:, -1] + 1
+    paths = _paths(batch, spans)
     chunks = tuple(
-        _chunk(number, table, positions, first, stop, window, batch.kv)
+        _chunk(number, table, positions, first, stop, window, batch.kv, paths)
         for number in range(int(first.min()) // ATTENTION_CHUNK, (int(stop.max()) - 1) // ATTENTION_CHUNK + 1)
     )
     return Unit(tokens, chunks)
+
+
+def _paths(batch: ForwardBatch, spans: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, Ints]]:
+    """Of those spans that are tree rows: which, the first position beyond the history, the positions of their slots."""
+    found = []
+    for place, (row, start, _) in enumerate(spans):
+        parents = batch.parent_rows[row] if batch.parent_rows else ()
+        if parents:
+            begin = int(batch.cu_seqlens_q[row])
+            path = np.array(path_of(parents, start - begin), np.int64)
+            found.append((place, int(batch.positions[begin]), int(batch.positions[begin]) + path))
+    return found
 
 
 def page_array(batch: ForwardBatch, group: int) -> Ints:
@@ -150,8 +167,16 @@ def page_array(batch: ForwardBatch, group: int) -> Ints:
 
 
 def _chunk(
-    number: int, table: Ints, positions: Ints, first: Ints, stop: Ints, window: int, pool: NumpyKVPool
+    number: int,
+    table: Ints,
+    positions: Ints,
+    first: Ints,
+    stop: Ints,
+    window: int,
+    pool: NumpyKVPool,
+    paths: Sequence[tuple[int, int, Ints]],
 ) -> ChunkLanes:
+    """`paths`: of rows whose slots are not those of their positions."""
     low = np.maximum(first, number * ATTENTION_CHUNK)
     high = np.minimum(stop, (number + 1) * ATTENTION_CHUNK)
     active = np.flatnonzero(high > low)
@@ -160,9 +185,14 @@ def _chunk(
     begin = int(low.min()) // ATTENTION_BLOCK * ATTENTION_BLOCK
     end = -(-int(high.max()) // ATTENTION_BLOCK) * ATTENTION_BLOCK
     lanes = np.arange(begin, end)  # [L]
-    pages = table[:, np.minimum(lanes // pool.page_size, table.shape[1] - 1)]  # [B, L]
     live = (lanes >= low[:, None]) & (lanes < high[:, None])
-    slots = np.where(live, pages * pool.page_size + lanes % pool.page_size, pool.zero_slot)
+    places = np.where(live, lanes, low[:, None])  # [B, L] whose slots they lie in
+    for row, history, path in paths:
+        for at in np.flatnonzero(active == row):
+            mine = live[at] & (lanes >= history)
+            places[at, mine] = path[lanes[mine] - history]
+    pages = np.take_along_axis(table, places // pool.page_size, axis=1)
+    slots = np.where(live, pages * pool.page_size + places % pool.page_size, pool.zero_slot)
     seen = (lanes <= positions[:, :, None]) & live[:, None]
     if window:
         seen &= lanes > positions[:, :, None] - window

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.core.errors import InvariantBroken
+from octavo.core.errors import InvalidInput, InvariantBroken
 from octavo.core.params import SamplingParams
 
 ATTENTION_BLOCK = 64  # absolute positions per softmax block
@@ -113,7 +113,7 @@ class ForwardBatch:
     logit_rows: Any  # [R] any token rows, in the order of the logits
     kv: Any  # the backend's KVPool
     request_ids: tuple[str, ...] = ()  # [S] for the access log
-    parent_rows: tuple[tuple[int, ...], ...] = ()  # [S] tree rows: parent of each token within its row; (): a chain
+    parent_rows: Any = ()  # [S] tree rows: the row of its sequence that each follows (-1: the history); (): chains
     sampling: tuple[SamplingRow, ...] = ()  # [R] draws that a backend may make during the step; (): none
     draws: Any = None  # [R] the same as a backend's own records, for its `draw`
     adapters: Mapping[str, RowAdapters] = field(default_factory=dict)  # by projection (a weight's name without .weight)
@@ -195,7 +195,8 @@ _FORWARD = (
         "softmax(scale * q . k, soft-capped) . v over the pages of the row's sequence, positions (p - window, p], or "
         "all up to p with window 0. Blocks of 64 and chunks of 512 absolute positions, ascending, one running maximum. "
         "soft_cap c > 0: score = c * tanh(score / c). sinks: a logit per head that joins the denominator only. "
-        "parent_rows (tree rows) and exported scores are declared, not used yet.",
+        "A tree row sees its ancestors at their absolute positions: bit for bit what it sees at the end of that chain. "
+        "Exported scores are declared, not used yet.",
         (_spec("q", "T Q"), _BATCH, _weight("sinks", "nH", "extra logit per query head", optional=True)),
         (_spec("y", "T Q"),),
         ("layer", "scale", "window", "soft_cap", "head_dim"),
@@ -341,34 +342,68 @@ def batch_fields(
     page_table: Sequence[Sequence[Sequence[int]]],
     page_size: int,
     no_write: Sequence[bool] = (),
+    parent_rows: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
     """The fields of a ForwardBatch that follow from the given ones, as plain lists. Arguments as in `Backend.batch`.
 
-    Row r owns `query_lens[r]` tokens; its sequence ends at its last position. The slots of a `no_write`
-    row are NO_SLOT.
-    Raises InvariantBroken when a token would be written to a freed page.
+    Sequence s owns `query_lens[s]` rows, row i in the slot of its first position + i: a chain's rows at their
+    positions, a tree's beside each other. The slots of a `no_write` sequence are NO_SLOT.
+    Raises InvariantBroken when a token would be written to a freed page, InvalidInput for what is no tree.
     """
     starts = [0]
     for length in query_lens:
         starts.append(starts[-1] + length)
     silent = list(no_write) or [False] * len(query_lens)
+    for row, parents in enumerate(parent_rows):
+        check_tree(positions[starts[row] : starts[row + 1]], parents)
     slots = []
     for pages in page_table:
         group: list[int] = []
         for row, (start, stop) in enumerate(itertools.pairwise(starts)):
-            group += _row_slots(positions[start:stop], pages[row], page_size, silent[row])
+            places = range(positions[start], positions[start] + stop - start)
+            group += _row_slots(places, pages[row], page_size, silent[row])
         slots.append(group)
     return {
         "token_ids": list(token_ids),
         "positions": list(positions),
         "cu_seqlens_q": starts,
-        "seq_lens": [positions[stop - 1] + 1 for stop in starts[1:]],
+        "seq_lens": [positions[start] + stop - start for start, stop in itertools.pairwise(starts)],
         "page_table": page_table,
         "slot_mapping": slots,
+        "parent_rows": tuple(map(tuple, parent_rows)),
     }
 
 
-def _row_slots(positions: Sequence[int], pages: Sequence[int], page_size: int, silent: bool) -> list[int]:
+def check_tree(positions: Sequence[int], parents: Sequence[int]) -> None:
+    """Raises InvalidInput unless each row follows an earlier one at its position + 1, or the history (-1)."""
+    if parents and len(parents) != len(positions):
+        raise InvalidInput("parent_rows", len(parents), f"give one for each of {len(positions)} rows, or none")
+    for row, parent in enumerate(parents):
+        if not -1 <= parent < row:
+            raise InvalidInput("parent_rows", parent, f"row {row} follows an earlier one, or -1: the history")
+        depth = positions[0] if parent < 0 else positions[parent] + 1
+        if positions[row] != depth:
+            raise InvalidInput("positions", positions[row], f"tree row {row} stands at {depth}")
+
+
+def path_of(parents: Sequence[int], row: int) -> list[int]:
+    """A tree row after its ancestors, from the history on."""
+    path = [row]
+    while parents[path[-1]] >= 0:
+        path.append(parents[path[-1]])
+    return path[::-1]
+
+
+def path_moves(first: int, path: Sequence[int], pages: Sequence[int], page_size: int) -> list[tuple[int, int]]:
+    """What `move_slots` does to have an accepted path of tree rows in the slots of its positions, `first` and on: to be
+    done in this order, before the next step. `pages`: the sequence's page table in one group.
+    """
+    places = ((first + row, first + depth) for depth, row in enumerate(path) if row != depth)
+    slot = [pages[p // page_size] * page_size + p % page_size for pair in places for p in pair]
+    return list(zip(slot[::2], slot[1::2], strict=True))
+
+
+def _row_slots(positions: range, pages: Sequence[int], page_size: int, silent: bool) -> list[int]:
     if silent:
         return [NO_SLOT] * len(positions)
     slots = [pages[p // page_size] * page_size + p % page_size for p in positions]

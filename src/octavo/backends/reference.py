@@ -15,7 +15,7 @@ from typing import Any
 
 from octavo.backends import sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
-from octavo.backends.list_attention import Scoring, attend
+from octavo.backends.list_attention import Scoring, attend, path_lanes
 from octavo.backends.list_pages import ListKVPool, split_heads
 from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, RowAdapters, SamplingRow, batch_fields
 from octavo.backends.quantization import QuantizedTensor
@@ -65,12 +65,14 @@ class ReferenceBackend:
         logit_rows: Sequence[int] | None = None,
         no_write: Sequence[bool] = (),
         request_ids: Sequence[str] = (),
+        parent_rows: Sequence[Sequence[int]] = (),
     ) -> ForwardBatch:
         """A step from plain lists: S sequences of `query_lens` tokens, page tables [G][S][*].
 
-        `logit_rows` defaults to the last token of each sequence; `no_write[r]` says that row r's K/V is already stored.
+        `logit_rows` defaults to the last token of each sequence; `no_write[r]` says that row r's K/V is already stored;
+        `parent_rows[r]` makes its rows a tree: see `ops.batch_fields`.
         """
-        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write)
+        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write, parent_rows)
         rows = [stop - 1 for stop in fields["cu_seqlens_q"][1:]] if logit_rows is None else list(logit_rows)
         return ForwardBatch(**fields, logit_rows=rows, kv=kv, request_ids=tuple(request_ids))
 
@@ -201,11 +203,13 @@ class ReferenceBackend:
         for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q)):
             if start == stop:
                 continue
-            first = scoring.first_visible(batch.positions[start])
-            lanes = self._read_lanes(batch, row, layer, first, batch.positions[stop - 1] + 1)
+            begin, first = batch.positions[start], scoring.first_visible(batch.positions[start])
+            lanes = self._read_lanes(batch, row, layer, first, begin + stop - start)
+            parents = batch.parent_rows[row] if batch.parent_rows else ()
             for t in range(start, stop):
                 heads = split_heads(q[t], head_dim)
-                out.append(attend(heads, batch.positions[t], first, lanes, scoring))
+                seen = path_lanes(lanes, begin - first, parents, t - start) if parents else lanes
+                out.append(attend(heads, batch.positions[t], first, seen, scoring))
         return out
 
     def copy_pages(self, kv: ListKVPool, pairs: Sequence[tuple[int, int]]) -> None:
