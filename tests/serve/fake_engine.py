@@ -64,6 +64,7 @@ class FakeEngine:
     tokenizer: SimpleTokenizer = field(default_factory=byte_tokenizer)
     fail_after: int | None = None  # raise after this many tokens
     fail_with: Exception = field(default_factory=lambda: RuntimeError("secret /path/of/engine"))
+    answer: str | None = None  # instead of the prompt's text
     stop_with: str | None = None  # the stop reason of every choice
     hold: bool = False  # generate never comes to its first token
     hold_after: int | None = None  # nor past this many tokens
@@ -149,7 +150,9 @@ class FakeEngine:
         try:
             if self.hold:
                 await asyncio.Event().wait()
-            deltas = [delta for choice in range(params.n) for delta in _Writer(prompt, params, choice).deltas()]
+            deltas = [
+                delta for choice in range(params.n) for delta in _Writer(prompt, params, choice, self.answer).deltas()
+            ]
             for delta in deltas:
                 await asyncio.sleep(0)
                 if self.fail_after is not None and delta.num_output_tokens > self.fail_after:
@@ -166,8 +169,9 @@ class FakeEngine:
 class _Writer:
     """All deltas of one choice."""
 
-    def __init__(self, prompt: tuple[int, ...], params: SamplingParams, choice: int) -> None:
+    def __init__(self, prompt: tuple[int, ...], params: SamplingParams, choice: int, answer: str | None) -> None:
         text = bytes(i for i in prompt if i < EOS).decode("utf-8", "replace").upper() + f" ✓{choice or ''}"
+        text = text if answer is None else answer
         self._answer = [*text.encode(), EOS]
         self._prompt = prompt
         self._params = params

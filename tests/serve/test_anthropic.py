@@ -136,7 +136,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": None}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": 10_000}, "max_tokens"),
     ({"messages": []}, "messages"), ({"stop_sequences": [""]}, "stop_sequences"), ({"stop_sequences": "x"}, "stop_seq"),
     ({"system": "s", "messages": [{"role": "x"}]}, "messages[0]"), ({"system": [{"type": "image"}]}, "system"),
-    ({"tools": [{"name": "f"}]}, "tools"), ({"thinking": {"type": "enabled"}}, "thinking"),
+    ({"tools": [{"name": "f", "type": "web_search_20250305"}]}, "tools"),
+    ({"thinking": {"type": "enabled"}}, "thinking"),
     ({"temperature": -1}, "temperature"),
     ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0]"),
 ]  # fmt: skip

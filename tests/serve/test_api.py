@@ -198,7 +198,7 @@ def test_many_unknown_parameters_are_counted_not_listed() -> None:
 
 
 UNSUPPORTED = [
-    ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "json_object"}),
     ("suffix", "x"), ("best_of", 2), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]),
     ("use_beam_search", True), ("guided_json", {"type": "object"}), ("chat_template", "{{ x }}"), ("store", True),
 ]  # fmt: skip
@@ -262,7 +262,9 @@ MESSAGES: list[Any] = [
     [], None, "x", [1], [{}], [{"role": "user"}], [{"role": "wizard", "content": "x"}], [{"role": 1, "content": "x"}],
     [{"role": "user", "content": 1}], [{"role": "user", "content": [{"type": "image_url"}]}],
     [{"role": "user", "content": ["x"]}], [{"role": "user", "content": "x", "name": 1}],
-    [{"role": "assistant", "content": "x", "tool_calls": [1]}], [{"role": "tool", "content": "x"}],
+    [{"role": "assistant", "content": "x", "tool_calls": [1]}], [{"role": "tool"}],
+    [{"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+    [{"role": "user", "content": "x", "tool_call_id": 1}], [{"role": "assistant", "function_call": {"name": 1}}],
 ]  # fmt: skip
 
 

@@ -18,6 +18,11 @@ IDS = [f"{body.path} {body.kind.__name__}" for body in [*BODIES, *OTHERS]]
 EVERY = pytest.mark.parametrize("body", [*BODIES, *OTHERS], ids=IDS)
 TEMPLATED = TEMPLATE + "{% if add_generation_prompt %}<me>{% endif %}{{ mood }}"
 
+TOOL = {"type": "function", "function": {"name": "f"}}
+TOOLS = {  # as each API spells them
+    "/v1/responses": {"tools": [{"type": "function", "name": "f"}]},
+    "/v1/messages": {"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}},
+}
 # a value of each parameter that differs from its default, and what has to stand beside it
 SAMPLES: dict[str, Any] = {
     "model": "other", "max_tokens": 3, "max_completion_tokens": 3, "max_output_tokens": 3, "num_predict": 3,
@@ -33,17 +38,25 @@ SAMPLES: dict[str, Any] = {
     "metadata": {"a": "b"}, "system": "s", "options": {"seed": 5}, "raw": True, "return_token_strs": True,
     "name": "other", "tokens": [98], "pooling": "mean", "encoding_format": "base64", "dimensions": 2,
     "normalize": False, "query": "b", "documents": ["a", "c"], "top_n": 1, "return_documents": False, "text_1": "b",
-    "text_2": ["b", "a"],
+    "text_2": ["b", "a"], "tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False,
+    "functions": [{"name": "f"}],
+    "function_call": "none", "include_reasoning": False, "think": True, "separate_reasoning": False,
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "continue_final_message": {"add_generation_prompt": False},
+    "function_call": {"functions": [{"name": "f"}]},
 }  # fmt: skip
 # a byte tokenizer adds none: test_tokens looks at these
 UNSEEN = {(kind, "add_special_tokens") for kind in ("CompletionRequest", "EmbeddingsRequest", "TokenizeTextRequest")}
+# this answer has neither calls nor thoughts: test_tools looks at these
+UNSEEN |= {("ChatRequest", name) for name in ("parallel_tool_calls", "include_reasoning", "separate_reasoning")}
 
 
 def sample(body: Body, name: str) -> Any:
+    other = TOOLS.get(body.path.removesuffix("/count_tokens"), {})
+    if name in other:
+        return other[name]
     if name == "logprobs":
         return 2 if body.path == "/v1/completions" else True
     return False if name == "stream" and "/api/" in body.path else SAMPLES[name]
@@ -51,6 +64,8 @@ def sample(body: Body, name: str) -> Any:
 
 def beside(body: Body, name: str) -> dict[str, Any]:
     more = BESIDE.get(name, {})
+    if name == "tool_choice":
+        more = {"tools": sample(body, "tools")}
     if name == "top_logprobs" and "logprobs" not in body.kind.__struct_fields__:
         return {}
     return {**more, "stream": True} if name == "stream" and "/api/" in body.path else more

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from octavo.decoding.answer import AnswerForm
 from octavo.serve.dialects import event
 from octavo.serve.generate import Job, run
 from octavo.serve.metrics import Metrics
@@ -38,6 +39,7 @@ class Reply:
     answer_id: str
     request_id: str
     warnings: Warnings
+    form: AnswerForm = field(default_factory=AnswerForm)  # what its text is made of
     first_token_s: float = 0.0  # as foretold; 0: unknown
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -63,9 +65,10 @@ def extras(request: GenerationRequest, token_ids: list[int]) -> dict[str, Any]:
     return {"token_ids": token_ids} if request.return_token_ids else {}
 
 
-def _is_plain(request: Any) -> bool:
+def _is_plain(reply: Reply) -> bool:
     """Whether the chunks of a choice, between its first and its last, differ in their text alone."""
-    return not request.return_token_ids and (request.logprobs is None or request.logprobs is False)
+    request = reply.request
+    return reply.form.is_plain and not request.return_token_ids and request.logprobs in (None, False)
 
 
 class _PlainFrames:
@@ -112,7 +115,7 @@ async def stream_events(
     with_usage = options is not None and options.include_usage
     continuous = options is not None and options.continuous_usage_stats
     warnings = reply.warnings_field
-    plain = None if continuous or not _is_plain(reply.request) else _PlainFrames(piece, with_usage)
+    plain = None if continuous or not _is_plain(reply) else _PlainFrames(piece, with_usage)
     if plain is not None and reply.job.line is not None:
         reply.job.express = partial(_written, plain, reply.job.line.write)
     for chunk in begin():

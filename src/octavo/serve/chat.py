@@ -8,11 +8,13 @@ from typing import Any
 from msgspec import UNSET
 
 from octavo.serve.answers import Reply, extras, stream_events
+from octavo.serve.forms import Reading, ended
 from octavo.serve.generate import Choice
 from octavo.serve.logprobs import chat_logprobs, prompt_logprobs
 from octavo.serve.metrics import Metrics
 from octavo.serve.port import Delta, EnginePort
 from octavo.serve.protocol import Answer, ChatChoice, ChatResponse
+from octavo.serve.said import delta_of, message_of, wants_functions
 
 __all__ = ["chat_events", "chat_whole"]
 
@@ -32,10 +34,11 @@ def chat_whole(engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> C
 
 def _whole(engine: EnginePort, reply: Reply, index: int, choice: Choice) -> ChatChoice:
     request = reply.request
+    message, calls = message_of(reply, index, choice)
     return ChatChoice(
         index=index,
-        message={"role": "assistant", "content": "".join(choice.text), "refusal": None},
-        finish_reason=choice.finish_reason,
+        message=message,
+        finish_reason=ended(choice.finish_reason, calls, older="function_call" in message),
         stop_reason=choice.stop_reason,
         logprobs=chat_logprobs(engine.tokenizer, choice.logprobs) if request.logprobs else None,
         **extras(request, choice.token_ids),
@@ -65,8 +68,11 @@ def chat_events(engine: EnginePort, reply: Reply, metrics: Metrics) -> AsyncGene
         chunks[0].prompt_token_ids = _prompt_ids(reply)  # type: ignore[attr-defined]
         return chunks
 
+    readings = [Reading(reply.form) for _ in range(reply.job.num_choices)]
+    older = not reply.form.is_plain and wants_functions(reply)
+
     def piece(index: int, delta: Delta) -> Answer | None:
-        choice = _piece(engine, reply, index, delta)
+        choice = _piece(engine, reply, index, delta, readings[index], older)
         return None if choice is None else ChatResponse(**reply.signature(_CHUNK), choices=[choice])
 
     def last() -> Answer:
@@ -75,16 +81,18 @@ def chat_events(engine: EnginePort, reply: Reply, metrics: Metrics) -> AsyncGene
     return stream_events(engine, reply, metrics, begin, piece, last)
 
 
-def _piece(engine: EnginePort, reply: Reply, index: int, delta: Delta) -> ChatChoice | None:
-    request = reply.request
-    silent = not delta.text and delta.finish_reason is None and delta.prompt_logprobs is None
+def _piece(
+    engine: EnginePort, reply: Reply, index: int, delta: Delta, reading: Reading, older: bool
+) -> ChatChoice | None:
+    request, added = reply.request, delta_of(reply, index, reading.push(delta), older)
+    silent = not added and delta.finish_reason is None and delta.prompt_logprobs is None
     if silent and not (delta.token_ids and (request.logprobs or request.return_token_ids)):
         return None
     shown = request.logprobs and delta.token_ids
     choice = ChatChoice(
         index=index,
-        delta={"content": delta.text} if delta.text else {},
-        finish_reason=delta.finish_reason,
+        delta=added,
+        finish_reason=ended(delta.finish_reason, reading.has_calls, older=older),
         logprobs=chat_logprobs(engine.tokenizer, delta.logprobs or ()) if shown else None,
         **extras(request, list(delta.token_ids)),
         **_prompt_part(engine, reply, delta.prompt_logprobs),

@@ -11,6 +11,8 @@ from typing import Any
 from octavo.core.admission import Limits
 from octavo.core.errors import InvalidInput
 from octavo.core.params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from octavo.decoding.reasoning import format_named
+from octavo.decoding.tools import dialect_named
 from octavo.engine.memory import parse_size
 from octavo.engine.threads import cpu_quota, usable_cores
 
@@ -59,6 +61,8 @@ class ServeConfig:
     share_prefixes: bool = _flag(False, "Let requests of different keys share cached prefixes.")
     admin_socket: str = _flag("", "Unix socket for the operator's routes (docs/api.md); default: there are none.")
     served_model_name: str = _flag("", "Name that clients use for the model; default: the name it was loaded by.")
+    tool_call_parser: str = _flag("auto", "How the model writes tool calls; auto: as its chat template says.")
+    reasoning_parser: str = _flag("auto", "How the model marks reasoning; auto: as its chat template says; or none.")
     max_body_bytes: int = _flag(4 << 20, "Largest request body; counted while reading.")
     max_json_depth: int = _flag(64, "Deepest nesting of a request body.")
     max_prompts: int = _flag(128, "Most sequences of one request: prompts times n.")
@@ -113,6 +117,10 @@ class ServeConfig:
         if self.layout not in LAYOUTS:
             raise InvalidInput("layout", self.layout, "use one of " + ", ".join(LAYOUTS))
         self._check_roles()
+        if self.tool_call_parser != "auto":
+            dialect_named(self.tool_call_parser)
+        if self.reasoning_parser not in ("auto", "none"):
+            format_named(self.reasoning_parser)
         if not self.host.strip():
             raise InvalidInput("host", self.host, "give an address; 127.0.0.1 is this machine alone, 0.0.0.0 all")
         wrong = next((name for name in self.host_names if not _is_host(name)), None)

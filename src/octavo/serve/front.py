@@ -27,6 +27,7 @@ from starlette.responses import Response
 
 from octavo.core.admission import Ask
 from octavo.core.params import SamplingParams
+from octavo.decoding.answer import AnswerForm
 from octavo.engine.adapters import ServedAdapter
 from octavo.serve.admission import Gate, OwnGate, Stay, ask_of, pace_of, tenant_of
 from octavo.serve.answers import Reply
@@ -34,8 +35,10 @@ from octavo.serve.body import read_json
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError, invalid
+from octavo.serve.forms import answer_form, check_answer, reading_marks
 from octavo.serve.generate import Job, collect
 from octavo.serve.guard import KEY
+from octavo.serve.heads import REQUEST_ID, credentials, is_small, request_id_of
 from octavo.serve.interrupt import while_there
 from octavo.serve.keys import Key
 from octavo.serve.known_names import GENERATION, Names
@@ -59,11 +62,9 @@ __all__ += ["request_id_of"]
 
 _Result = TypeVar("_Result")
 _Body = TypeVar("_Body", bound=msgspec.Struct)
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:\-]{1,128}")
 _ENGINE_SUFFIX = re.compile(r"\.[0-9a-f]{8}(-[0-9]+)?(~[0-9]+)?$")  # what `_reply` and those behind it add
 _TEXT_THREADS = 2
 _OTHER_THREADS = 2  # for `asyncio.to_thread`
-_SMALL_BODY = 1024  # bytes
 _ARRIVED = "octavo.arrived"  # where the scope of a request says when its head was whole
 BULK = "octavo.bulk"  # where the scope of a line of a batch says whose it is
 _LONGEST_BULK = 30 * 86_400.0  # seconds
@@ -202,7 +203,10 @@ class Front:
         self.check_model(body.model)
         self.check_health()
         params = self.sampling(body)
-        return ending_at_turns(params, self.engine) if isinstance(body, ChatRequest) else params
+        if not isinstance(body, ChatRequest):
+            return params
+        check_answer(body, self.engine, self.config)
+        return ending_at_turns(params, self.engine)
 
     def sampling(self, body: CompletionRequest | ChatRequest) -> SamplingParams:
         """How tokens are drawn. Raises ``ApiError``, also for more of them than the shortest prompt leaves room for."""
@@ -241,7 +245,7 @@ class Front:
         key: Key | None = http.scope.get(KEY)
         if key is None and BULK in http.scope:
             return str(http.scope[BULK])
-        return tenant_of(_credentials(http)) if key is None else key.name
+        return tenant_of(credentials(http)) if key is None else key.name
 
     def _salt(self, key: Key | None, salt: str) -> str:
         """What prefixes are kept apart by: the client's salt, and its key."""
@@ -283,7 +287,8 @@ class Front:
         fit_context(prompts, params, self.engine, order.param)
         ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms), order.window)
         await stay.enter(sum(len(prompt.token_ids) for prompt in prompts), ask)
-        reply = self._reply(order, trail, prompts, stay)
+        form = answer_form(order.body, prompts, self.engine, self.config)
+        reply = self._reply(order, trail, prompts, stay, form)
         places.callback(self._ended, reply.job)
         reply.job.cache_salt = self._salt(key, reply.job.cache_salt)
         stay.job = reply.job
@@ -350,12 +355,12 @@ class Front:
         self._unseen.add(task)
         task.add_done_callback(self._unseen.discard)
 
-    def _reply(self, order: Order, trail: Trail, prompts: Sequence[Prompt], stay: Stay) -> Reply:
+    def _reply(self, order: Order, trail: Trail, prompts: Sequence[Prompt], stay: Stay, form: AnswerForm) -> Reply:
         body, request_id = order.body, trail.request_id
         job = Job(
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
             prompts=prompts,
-            params=order.params,
+            params=reading_marks(order.params, form, self.engine.tokenizer),
             timeout=_LONGEST_BULK if trail.bulk else self.config.request_timeout,
             deadline=_seconds(body.deadline_ms) or math.inf,
             priority=trail.priority,
@@ -371,32 +376,11 @@ class Front:
         model = self.model if adapter is None else adapter.name
         asked = body if order.asked is None else order.asked
         answer_id = f"{order.answer_id}{request_id}"
-        return Reply(asked, job, model, answer_id, request_id, order.warnings, first_token_s=stay.forecast)
-
-
-def is_small(http: Request) -> bool:
-    """Whether a request's body is so short that all work on its text takes well below a millisecond."""
-    length = http.headers.get("content-length", "")
-    return length.isascii() and length.isdigit() and len(length) < 9 and int(length) <= _SMALL_BODY
-
-
-def _credentials(http: Request) -> str:
-    """What a client identifies itself by; Anthropic's have a header of their own."""
-    return http.headers.get("authorization") or http.headers.get("x-api-key", "")
+        return Reply(asked, job, model, answer_id, request_id, order.warnings, form, stay.forecast)
 
 
 def _seconds(milliseconds: float | None) -> float:
     return 0.0 if milliseconds is None else milliseconds / 1e3
-
-
-def request_id_of(http: Request, named: str | None) -> str:
-    """The id that the client chose (field, then header), or a fresh one."""
-    chosen = named if named is not None else http.headers.get("x-request-id")
-    if chosen is None:
-        return uuid.uuid4().hex
-    if not REQUEST_ID.fullmatch(chosen):
-        raise invalid("request_id", "must have 1 to 128 letters, digits or any of . _ : -")
-    return chosen
 
 
 def internal_error() -> ApiError:

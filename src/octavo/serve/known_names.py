@@ -14,6 +14,9 @@ __all__ = [
 Refused = tuple[Callable[[Any], bool], str]  # (values that ask for nothing, why it is refused and what to do)
 
 
+_IN_TURNS = ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "refusal")
+
+
 @dataclass(frozen=True)
 class Names:
     """What becomes of names that are no field of a request."""
@@ -21,7 +24,8 @@ class Names:
     aliases: Mapping[str, str] = field(default_factory=dict)  # theirs -> a field
     refused: Mapping[str, Refused] = field(default_factory=dict)
     idle: Mapping[str, str] = field(default_factory=dict)  # changes no answer -> why
-    in_turns: tuple[str, ...] = ("role", "content", "name")  # names that a turn has
+    in_turns: tuple[str, ...] = _IN_TURNS  # names that a turn has
+    in_parts: tuple[str, ...] = ("type", "text")  # and a part of its content
 
 
 def is_empty(value: Any) -> bool:
@@ -39,7 +43,7 @@ def off(*values: float) -> Callable[[Any], bool]:
     return lambda value: is_empty(value) or (isinstance(value, int | float) and value in values)
 
 
-NO_TOOLS = "this server does not call tools yet; describe the tools in the prompt and parse the answer"
+NO_TOOLS = "tools are called in conversations alone; use /v1/chat/completions"
 NO_GRAMMAR = "this server does not constrain output yet; ask for the format in the prompt and validate the answer"
 TEXT_ONLY = "this model reads and writes text only; leave it out"
 NO_THINKING = "this model has no reasoning to control; leave it out"
@@ -47,6 +51,7 @@ NEVER_CUT = "a prompt is never cut; shorten it before sending"
 LABEL = "it is a label that this server does not use"
 NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
 NO_SAMPLER = "this way of sampling is not supported; use temperature, top_k, top_p and min_p"
+_NO_THOUGHTS = "only in a conversation is reasoning kept apart from the answer"
 _NO_STATES = "states inside the model are not given out; leave it out"
 _NO_CODE = "a request brings no code; leave it out"
 ONE_MODEL = "an adapter is asked for by its name as the model; leave this out"
@@ -135,8 +140,7 @@ GENERATION = Names(
         **dict.fromkeys(("session_id", "id_slot", "kv_cache_hints", "extra_key"), _CACHED),
         **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "disaggregated_params"), _PLACED),
         **dict.fromkeys(("bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank"), _PLACED),
-        "include_reasoning": "this model does not reason apart from its answer",
-        "separate_reasoning": "this model does not reason apart from its answer",
+        **dict.fromkeys(("include_reasoning", "separate_reasoning"), _NO_THOUGHTS),
         "spaces_between_special_tokens": "the tokenizer alone decides about spaces",
     },
 )

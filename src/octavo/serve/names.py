@@ -20,7 +20,6 @@ Warnings = list[dict[str, str]]
 _Request = TypeVar("_Request", bound=msgspec.Struct)
 _MAX_WARNINGS = 16
 _TURNS = ("messages", "input")  # fields that are lists of turns
-_IN_PARTS = ("type", "text")
 
 
 def decode_request(
@@ -58,7 +57,7 @@ def _decoded(body: dict[str, Any], kind: type[_Request], names: Names, prefix: s
         raise from_validation(error, prefix) from error
     strange = _unknown_warnings(unknown, [*fields, *names.aliases], prefix)
     for field in _TURNS:
-        strange += _in_turns(known.get(field), names.in_turns, f"{prefix}{field}")
+        strange += _in_turns(known.get(field), names, f"{prefix}{field}")
     return asked, warnings + strange[:_MAX_WARNINGS] + _rest(len(strange) - _MAX_WARNINGS)
 
 
@@ -105,9 +104,10 @@ def _rest(count: int) -> Warnings:
     return [{"param": "", "message": f"{count} more unknown parameters had no effect."}] if count > 0 else []
 
 
-def _in_turns(turns: Any, known: Sequence[str], where: str) -> Warnings:
+def _in_turns(turns: Any, names: Names, where: str) -> Warnings:
     """What single turns, and the parts of their contents, say that nobody knows; asking for nothing is no matter."""
     found: Warnings = []
+    known, in_parts = names.in_turns, names.in_parts
     for index, turn in enumerate(turns if isinstance(turns, list) else ()):
         if not isinstance(turn, dict):
             continue
@@ -116,8 +116,8 @@ def _in_turns(turns: Any, known: Sequence[str], where: str) -> Warnings:
         content = turn.get("content")
         for number, part in enumerate(content if isinstance(content, list) else ()):
             if isinstance(part, dict):
-                unknown = [name for name in part if name not in _IN_PARTS and not is_empty(part[name])]
-                found += _unknown_warnings(unknown, _IN_PARTS, f"{place}.content[{number}].")
+                unknown = [name for name in part if name not in in_parts and not is_empty(part[name])]
+                found += _unknown_warnings(unknown, in_parts, f"{place}.content[{number}].")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, from_invalid_input, invalid, safe_name
 from octavo.serve.port import TextModel
 from octavo.serve.protocol import ChatRequest, CompletionRequest
+from octavo.serve.turns import ROLES, checked_messages, needs_tools, num_chars, text_of, with_tools
 from octavo.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,20 +28,9 @@ __all__ = [
     "render_chat_prompt", "text_of", "token_strings",
 ]  # fmt: skip
 
-_TEMPLATE_FIELDS = ("messages", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
-_TAKEN = ("chat_template", "documents", "runner", "tokenizer", "tools", *_TEMPLATE_FIELDS)
+_TEMPLATE_FIELDS = ("messages", "tools", "continue_final_message", "add_generation_prompt", "chat_template_kwargs")
+_TAKEN = ("chat_template", "documents", "runner", "tokenizer", *_TEMPLATE_FIELDS)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_NO_TEXT = (
-    "tool_calls",
-    "tool_call_id",
-    "tool_name",
-    "function_call",
-    "audio",
-    "images",
-    "reasoning_content",
-    "thinking",
-)
-ROLES = ("system", "developer", "user", "assistant")
 _CONTEXT_CHARS = 8  # a prompt longer than this many characters a context token is refused before tokenizing
 
 
@@ -84,11 +75,15 @@ def render_chat_prompt(request: ChatRequest | RenderChat, engine: TextModel, con
 
 def _through_template(function: Any, request: ChatRequest | RenderChat, engine: TextModel, config: ServeConfig) -> Any:
     messages = checked_messages(request.messages)
-    _check_chars("messages", sum(len(message["content"]) for message in messages), engine, config)
+    _check_chars("messages", sum(map(num_chars, messages)), engine, config)
+    tools = getattr(request, "tools", None) or []
+    _check_chars("tools", len(json.dumps(tools)), engine, config)
     goes_on = bool(request.continue_final_message)
     opened = request.add_generation_prompt
     options = {"continue_final_message": goes_on, "add_generation_prompt": not goes_on if opened is None else opened}
     try:
+        if tools or any(map(needs_tools, messages)):
+            messages, options = with_tools(engine.tokenizer, config, messages, tools, options)
         return function(engine.tokenizer, messages, **options, **_variables(request.chat_template_kwargs or {}))
     except InvalidInput as error:
         param = re.split(r"[.\[]", error.field)[0]
@@ -197,43 +192,3 @@ def _check_chars(param: str, count: int, engine: TextModel, config: ServeConfig)
     if count > limit:
         message = f"has {count} characters; at most {limit} can fit the context; shorten it"
         raise invalid(param, message, code="context_length_exceeded")
-
-
-def checked_messages(raw: Any, *, where: str = "messages", first: int = 0) -> list[dict[str, Any]]:
-    """The turns as a template sees them, at least one. Raises ``ApiError`` 400, naming ``where[first + i]``."""
-    if raw is UNSET or not raw:
-        raise invalid("messages", "is missing or empty; give at least one message with role and content")
-    return [_message(f"{where}[{index}]", item) for index, item in enumerate(raw, first)]
-
-
-def _message(where: str, raw: dict[str, Any]) -> dict[str, Any]:
-    """One turn as the template sees it: role, content as one text, and a name if given."""
-    for key, value in raw.items():
-        if key in _NO_TEXT and value:
-            raise _bad(where, f"{key} is not supported; send the turn as text")
-    role, name = raw.get("role"), raw.get("name")
-    if not isinstance(role, str) or role not in ROLES:
-        raise _bad(where, f"role must be one of {', '.join(ROLES)}")
-    if not (name is None or isinstance(name, str)):
-        raise _bad(where, "name must be a string")
-    named = {} if name is None else {"name": name}
-    return {"role": "system" if role == "developer" else role, "content": text_of(where, raw.get("content")), **named}
-
-
-def text_of(where: str, content: Any) -> str:
-    """A content, which is a string or a list of text parts, as one text. Raises ``ApiError`` 400."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _bad(where, "content must be a string or a list of text parts")
-    return "".join(_part_text(where, part) for part in content)
-
-
-def _part_text(where: str, part: Any) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise _bad(where, 'only parts like {"type": "text", "text": "..."} are supported by this model')
-    return str(part["text"])
-
-
-def _bad(where: str, message: str) -> ApiError:
-    return ApiError(400, f"{where}: {message}.", param=where.split("[")[0])

@@ -17,6 +17,7 @@ from octavo.serve.prompts import (
     render_chat_prompt,
     token_strings,
 )
+from octavo.serve.tools import shown_tools
 
 __all__ = [
     "Decode",
@@ -51,6 +52,7 @@ class RenderChat(_Work, tag=2):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None  # that the model is shown
 
 
 class EncodeChat(RenderChat, tag=3):
@@ -87,7 +89,7 @@ def rendering(body: Any) -> RenderChat:
 
 def _values(body: Any, kind: type[_Work]) -> Iterator[Any]:
     for name in kind.__struct_fields__:
-        value = getattr(body, name, None)
+        value = shown_tools(body) if name == "tools" else getattr(body, name, None)
         yield None if value is msgspec.UNSET else value
 
 

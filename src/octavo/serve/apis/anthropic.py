@@ -11,13 +11,14 @@ from starlette.routing import Route
 
 from octavo.core.params import SamplingParams
 from octavo.serve.apis.anthropic_answers import message_events, message_whole
+from octavo.serve.apis.anthropic_turns import tool_choice_of, tools_of, turns_of
 from octavo.serve.described import described
 from octavo.serve.dialects import Dialect, named_event, warned
 from octavo.serve.errors import ApiError
 from octavo.serve.front import Front, Order
-from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, NO_TOOLS, Names, is_empty, one_of
+from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, Names, is_empty, one_of
 from octavo.serve.names import translated
-from octavo.serve.prompts import checked_messages, text_of
+from octavo.serve.prompts import text_of
 from octavo.serve.protocol import ChatRequest
 from octavo.serve.text_work import encoding
 
@@ -37,10 +38,9 @@ _CACHED = "prefixes are cached and found again by themselves"
 _ELSEWHERE = "it is a service of Anthropic's that this server does not have; leave it out"
 
 NAMES = Names(
+    in_parts=("type", "text", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "signature"),
     aliases={"stop": "stop_sequences", "max_completion_tokens": "max_tokens"},
     refused={
-        "tools": (is_empty, NO_TOOLS),
-        "tool_choice": (one_of({"type": "auto"}, {"type": "none"}), NO_TOOLS),
         "thinking": (one_of({"type": "disabled"}), NO_THINKING),
         "output_config": (is_empty, NO_GRAMMAR),
         "output_format": (is_empty, NO_GRAMMAR),
@@ -61,6 +61,8 @@ class CountTokensRequest(Struct, kw_only=True):
     model: str | None = None
     messages: list[dict[str, Any]] | UnsetType = UNSET
     system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -145,9 +147,11 @@ class _Anthropic:
 
 def _conversation(asked: CountTokensRequest) -> ChatRequest:
     """The request in our words. An answer that has been begun is gone on with."""
-    turns = checked_messages(asked.messages)
+    turns = turns_of(asked.messages)
     goes_on = turns[-1]["role"] == "assistant"
     if asked.system:
         turns = [{"role": "system", "content": text_of("system", asked.system)}, *turns]
     stop = getattr(asked, "stop_sequences", None)
-    return translated(asked, ChatRequest, messages=turns, stop=stop, continue_final_message=goes_on)
+    more = {"tools": tools_of(asked.tools), "parallel_tool_calls": None, "tool_choice": None}
+    more |= tool_choice_of(asked.tool_choice)
+    return translated(asked, ChatRequest, messages=turns, stop=stop, continue_final_message=goes_on, **more)

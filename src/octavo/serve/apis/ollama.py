@@ -17,6 +17,7 @@ from octavo.serve.apis.ollama_answers import OLLAMA, answer_events, answer_whole
 from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
 from octavo.serve.errors import invalid
+from octavo.serve.forms import reasoning_format
 from octavo.serve.front import Front, Order, request_id_of
 from octavo.serve.known_names import (
     LABEL,
@@ -25,7 +26,6 @@ from octavo.serve.known_names import (
     NO_SAMPLER,
     NO_TEMPLATE,
     NO_THINKING,
-    NO_TOOLS,
     TEXT_ONLY,
     Names,
     is_empty,
@@ -41,10 +41,10 @@ __all__ += ["plain_name", "routes"]
 _MACHINE = "where and how the model runs is the server's affair"
 
 NAMES = Names(
+    in_turns=(*Names().in_turns, "thinking", "tool_name"),
     refused={
         "format": (is_empty, NO_GRAMMAR),
-        "tools": (is_empty, NO_TOOLS),
-        "think": (is_empty, NO_THINKING),
+        "tools": (is_empty, "tools are called in conversations alone; use /api/chat"),
         "images": (is_empty, TEXT_ONLY),
         "suffix": (is_empty, "filling a gap is not supported; leave it out"),
         "template": (is_empty, NO_TEMPLATE),
@@ -88,6 +88,7 @@ class OllamaOptions(Struct, kw_only=True):
 
 class _Generation(Struct, kw_only=True):
     model: str | None = None
+    think: bool | None = None
     stream: bool | None = None
     options: dict[str, Any] | None = None
     logprobs: bool | None = None
@@ -102,6 +103,7 @@ class OllamaChat(_Generation, kw_only=True):
     """Body of `/api/chat`. What Ollama lacks is spelled as on the other routes."""
 
     messages: list[dict[str, Any]] | UnsetType = UNSET
+    tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerate(_Generation, kw_only=True):
@@ -162,6 +164,8 @@ class _Ollama:
         if options.num_predict is not None and options.num_predict < -2:
             raise invalid("options.num_predict", "must be a count of tokens; -1 and -2 ask for what the context holds")
         limit = None if (options.num_predict or 0) < 0 else options.num_predict
+        if asked.think and reasoning_format(self._front.engine.tokenizer, self._front.config) is None:
+            raise invalid("think", NO_THINKING)
         body = _in_our_words(asked, options, limit)
         return body, replace(self._front.parameters(body), max_tokens=limit)
 
@@ -225,11 +229,13 @@ def _in_our_words(
         "model": plain_name(asked.model),
         "stream": asked.stream is not False,
     }
+    thoughts = {} if asked.think is None else {"enable_thinking": asked.think}
     if isinstance(asked, OllamaChat):
-        return translated(asked, ChatRequest, **values)
+        return translated(asked, ChatRequest, chat_template_kwargs=thoughts, **values)
     if not asked.raw:
-        turns = [{"role": "system", "content": asked.system}] if asked.system else []
-        return translated(asked, ChatRequest, messages=[*turns, {"role": "user", "content": asked.prompt}], **values)
+        system = [{"role": "system", "content": asked.system}] if asked.system else []
+        turns = [*system, {"role": "user", "content": asked.prompt}]
+        return translated(asked, ChatRequest, messages=turns, chat_template_kwargs=thoughts, **values)
     if asked.system:
         raise invalid("system", "has no place in a raw prompt; put it into the prompt")
     if asked.top_logprobs and not asked.logprobs:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 
 from octavo.core.batch import TokenLogprobs
+from octavo.decoding.pieces import Call, whole
 from octavo.serve.answers import Reply
 from octavo.serve.dialects import Dialect
 from octavo.serve.errors import ApiError
+from octavo.serve.forms import Reading, call_id, parsed, read_whole
 from octavo.serve.generate import Choice, run
 from octavo.serve.logprobs import chat_logprobs
 from octavo.serve.metrics import Metrics
@@ -60,19 +63,25 @@ def loaded(model: str, asked: Any) -> dict[str, Any]:
 def answer_whole(engine: EnginePort, reply: Reply, choices: Sequence[Choice]) -> dict[str, Any]:
     """The whole answer. Costs what its logprobs cost: call it in a thread."""
     choice = choices[0]
-    text = "".join(choice.text)
-    return {**_piece(engine, reply, text, choice.logprobs), **_end(reply, choice.finish_reason), **_warnings(reply)}
+    answer = read_whole(reply.form, choice.text)
+    calls = [_call(reply, index, call) for index, call in enumerate(answer.calls)]
+    said = _piece(engine, reply, answer.content, choice.logprobs, answer.reasoning, calls)
+    return {**said, **_end(reply, choice.finish_reason), **_warnings(reply)}
 
 
 async def answer_events(engine: EnginePort, reply: Reply, metrics: Metrics) -> AsyncGenerator[bytes, None]:
     """The lines: text, then one with the end."""
-    more, reason = _warnings(reply), None
+    more, reason, reading = _warnings(reply), None, _reading(reply)
     async with aclosing(run(engine, reply.job, metrics)) as deltas:
         async for _, delta in deltas:
             reason = delta.finish_reason or reason
             entries = delta.logprobs or ()
-            if delta.text or (entries and reply.request.logprobs):
-                piece = _piece(engine, reply, delta.text, entries)
+            pieces = reading.push(delta)
+            found = whole(pieces)
+            if found.content or found.reasoning or found.calls or (entries and reply.request.logprobs):
+                first = next((piece.index for piece in pieces if piece.kind == "call"), 0)
+                made = [_call(reply, index, call) for index, call in enumerate(found.calls, first)]
+                piece = _piece(engine, reply, found.content, entries, found.reasoning, made)
                 yield _line({**piece, "done": False, **more})
                 more = {}
     yield _line({**_piece(engine, reply, "", ()), **_end(reply, reason), **more})
@@ -82,13 +91,37 @@ def _head(model: str) -> dict[str, Any]:
     return {"model": model, "created_at": datetime.now(timezone.utc).isoformat()}
 
 
-def _said(asked: Any, text: str) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": text}} if hasattr(asked, "messages") else {"response": text}
+def _reading(reply: Reply) -> Reading:
+    """Calls are sent when they are whole: Ollama's clients take no fragments."""
+    return Reading(replace(reply.form, eager=False))
 
 
-def _piece(engine: EnginePort, reply: Reply, text: str, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def _call(reply: Reply, index: int, call: Call) -> dict[str, Any]:
+    name = call_id(reply.form, reply.job.request_id, 0, index)
+    return {"id": name, "function": {"index": index, "name": call.name, "arguments": parsed(call.arguments)}}
+
+
+def _said(asked: Any, text: str, thoughts: str = "", calls: Sequence[Any] = ()) -> dict[str, Any]:
+    more: dict[str, Any] = {"thinking": thoughts} if thoughts and asked.think is not False else {}
+    if not hasattr(asked, "messages"):
+        return {"response": text, **more}
+    return {"message": {"role": "assistant", "content": text, **more, **({"tool_calls": calls} if calls else {})}}
+
+
+def _piece(
+    engine: EnginePort,
+    reply: Reply,
+    text: str,
+    entries: Sequence[TokenLogprobs],
+    thoughts: str = "",
+    calls: Sequence[Any] = (),
+) -> dict[str, Any]:
     shown = chat_logprobs(engine.tokenizer, entries)["content"] if reply.request.logprobs and entries else None
-    return {**_head(reply.model), **_said(reply.request, text), **({} if shown is None else {"logprobs": shown})}
+    return {
+        **_head(reply.model),
+        **_said(reply.request, text, thoughts, calls),
+        **({} if shown is None else {"logprobs": shown}),
+    }
 
 
 def _warnings(reply: Reply) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A response of OpenAI's, whole, streamed or unseen; kept while and after it runs, if it is to be kept.
 
-created  in_progress  output_item.added  content_part.added  output_text.delta*
-output_text.done  content_part.done  output_item.done  completed | incomplete | (error  failed)
+created  in_progress  (events of each item: `response_items.py`)+  completed | incomplete | (error  failed)
 """
 
 from __future__ import annotations
@@ -11,10 +10,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.decoding.pieces import Piece, Whole
 from octavo.serve.answers import Reply
+from octavo.serve.apis.response_items import ItemEvents, items
 from octavo.serve.apis.response_store import ResponseStore, StoredResponse, Turn
+from octavo.serve.apis.response_turns import items_of
 from octavo.serve.dialects import Dialect, named_event
 from octavo.serve.errors import ApiError
+from octavo.serve.forms import Reading, read_whole
 from octavo.serve.generate import Choice, collect, run
 from octavo.serve.logprobs import chat_logprobs
 from octavo.serve.metrics import Metrics
@@ -46,14 +49,20 @@ class Exchange:
             self.store.keep(self.stored)
         return self.stored
 
-    def end(self, body: dict[str, Any], text: str) -> None:
+    def end(self, body: dict[str, Any], answer: Whole) -> None:
         """The response as it ended."""
         stored = self.stored
         if stored is None:
             return
         kept = self.store is not None and self.store.holds(stored)
         stored.body, stored.stop = body, None
-        stored.turns = [*stored.turns, {"role": "assistant", "content": text}]
+        calls = [item for item in body["output"] if item["type"] == "function_call"]
+        turn: Turn = {"role": "assistant", "content": answer.content}
+        if calls:
+            turn["tool_calls"] = [
+                {"id": item["call_id"], "type": "function", "function": _named(item)} for item in calls
+            ]
+        stored.turns = [*stored.turns, turn]
         if kept and self.store is not None:
             self.store.keep(stored)
 
@@ -64,8 +73,9 @@ def response_whole(engine: EnginePort, reply: Reply, choices: Sequence[Choice]) 
     exchange: Exchange = reply.request
     if exchange.stored is None:
         exchange.begin(reply)
-    body = _ended(engine, reply, choice)
-    exchange.end(body, "".join(choice.text))
+    answer = read_whole(reply.form, choice.text)
+    body = _ended(engine, reply, choice, answer)
+    exchange.end(body, answer)
     return body
 
 
@@ -74,7 +84,7 @@ async def run_unseen(engine: EnginePort, reply: Reply, metrics: Metrics, close: 
     try:
         response_whole(engine, reply, await collect(engine, reply.job, metrics))
     except ApiError as error:
-        reply.request.end(_failed(reply, error), "")
+        reply.request.end(_failed(reply, error), Whole())
     finally:
         close()
 
@@ -82,31 +92,29 @@ async def run_unseen(engine: EnginePort, reply: Reply, metrics: Metrics, close: 
 async def response_events(engine: EnginePort, reply: Reply, metrics: Metrics) -> AsyncGenerator[bytes, None]:
     """The stream. One that its client leaves is kept as cancelled."""
     events, exchange, choice = _Events(), reply.request, Choice()
+    reading, made = Reading(reply.form), ItemEvents(reply)
     started = exchange.begin(reply).body
-    body = {**started, "status": "cancelled"}
+    body, answer = {**started, "status": "cancelled"}, None
     try:
         for kind in ("created", "in_progress"):
             yield events.make(kind, response=started)
-        yield events.make("output_item.added", output_index=0, item=_item(reply, "in_progress", []))
-        yield events.make("content_part.added", **_place(reply), part=_part("", []))
         async with aclosing(run(engine, reply.job, metrics)) as deltas:
             async for _, delta in deltas:
                 choice.add(delta)
                 shown = _logprobs(engine, reply, delta.logprobs or ())
-                if delta.text or shown:
-                    yield events.make("output_text.delta", **_place(reply), delta=delta.text, logprobs=shown)
-        body = _ended(engine, reply, choice)
-        item, text = body["output"][0], "".join(choice.text)
-        part = item["content"][0]
-        yield events.make("output_text.done", **_place(reply), text=text, logprobs=part["logprobs"])
-        yield events.make("content_part.done", **_place(reply), part=part)
-        yield events.make("output_item.done", output_index=0, item=item)
+                for piece in _with_logprobs(reading.push(delta), shown):
+                    for kind, fields in made.add(piece, shown):
+                        yield events.make(kind, **fields)
+        answer = read_whole(reply.form, choice.text)
+        body = _ended(engine, reply, choice, answer)
+        for kind, fields in made.last(body["status"]):
+            yield events.make(kind, **fields)
     except ApiError as error:
         error, body = RESPONSES.blamed(error), _failed(reply, error)
         if body["status"] == "failed":
             yield events.make("error", code=error.code, message=error.message, param=error.param)
     finally:
-        exchange.end(body, "".join(choice.text))
+        exchange.end(body, answer or read_whole(reply.form, choice.text))
     yield events.make(_LAST.get(body["status"], "incomplete"), response=body)
 
 
@@ -125,20 +133,13 @@ class _Events:
         return named_event({"type": name, "sequence_number": self._number, **values})
 
 
-def _place(reply: Reply) -> dict[str, Any]:
-    return {"item_id": _item_id(reply), "output_index": 0, "content_index": 0}
+def _with_logprobs(pieces: list[Piece], shown: Sequence[Any]) -> list[Piece]:
+    """The pieces; logprobs without any come with an empty text."""
+    return [Piece("content", "")] if shown and not pieces else pieces
 
 
-def _item_id(reply: Reply) -> str:
-    return f"msg_{reply.request_id}"
-
-
-def _item(reply: Reply, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": _item_id(reply), "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-def _part(text: str, logprobs: list[Any]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+def _named(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: item[name] for name in ("name", "arguments")}
 
 
 def _logprobs(engine: EnginePort, reply: Reply, entries: Sequence[Any]) -> list[Any]:
@@ -146,10 +147,9 @@ def _logprobs(engine: EnginePort, reply: Reply, entries: Sequence[Any]) -> list[
     return list(chat_logprobs(engine.tokenizer, entries)["content"]) if wanted else []
 
 
-def _ended(engine: EnginePort, reply: Reply, choice: Choice) -> dict[str, Any]:
+def _ended(engine: EnginePort, reply: Reply, choice: Choice, answer: Whole) -> dict[str, Any]:
     status = "incomplete" if choice.finish_reason == "length" else "completed"
-    part = _part("".join(choice.text), _logprobs(engine, reply, choice.logprobs))
-    body = _body(reply, status, [_item(reply, status, [part])])
+    body = _body(reply, status, items(reply, status, answer, _logprobs(engine, reply, choice.logprobs)))
     if status == "incomplete":
         body["incomplete_details"] = {"reason": "max_output_tokens"}
     return body
@@ -187,9 +187,9 @@ def _body(reply: Reply, status: str, output: list[dict[str, Any]]) -> dict[str, 
         "metadata": asked.metadata or {},
         "temperature": reply.job.params.temperature,
         "top_p": reply.job.params.top_p,
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [],
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "tool_choice": asked.tool_choice or "auto",
+        "tools": asked.tools or [],
         "truncation": "disabled",
         "text": {"format": {"type": "text"}},
         "reasoning": {"effort": None, "summary": None},
@@ -201,10 +201,6 @@ def _body(reply: Reply, status: str, output: list[dict[str, Any]]) -> dict[str, 
 def input_items(stored: StoredResponse) -> dict[str, Any]:
     """The turns that a response was made from, as a list of items."""
     turns = stored.turns if stored.stop is not None else stored.turns[:-1]
-    items = []
-    for number, turn in enumerate(turns):
-        kind = "output_text" if turn["role"] == "assistant" else "input_text"
-        content = [{"type": kind, "text": turn["content"]}]
-        items.append({"id": f"msg_{number}", "type": "message", "role": turn["role"], "content": content})
-    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": items, **ends, "has_more": False}
+    found = list(items_of(turns))
+    ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": found, **ends, "has_more": False}

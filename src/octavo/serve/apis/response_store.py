@@ -14,7 +14,7 @@ from octavo.serve.errors import ApiError
 
 __all__ = ["ResponseStore", "StoredResponse", "Turn"]
 
-Turn = dict[str, str]
+Turn = dict[str, Any]  # role and content, and what tools have to do with
 
 
 @dataclass

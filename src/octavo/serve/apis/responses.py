@@ -20,14 +20,14 @@ from octavo.serve.apis.response_answers import (
     run_unseen,
 )
 from octavo.serve.apis.response_store import ResponseStore, StoredResponse, Turn
+from octavo.serve.apis.response_turns import tool_choice_of, tools_of, turns_of
 from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
-from octavo.serve.errors import ApiError, invalid
+from octavo.serve.errors import invalid
 from octavo.serve.front import Front, Order, request_id_of
-from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, NO_TOOLS, Names, is_empty, one_of
+from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, Names, is_empty, one_of
 from octavo.serve.names import Warnings, note, translated
 from octavo.serve.params import check_metadata
-from octavo.serve.prompts import checked_messages
 from octavo.serve.protocol import ChatRequest
 from octavo.serve.text_work import encoding
 
@@ -39,12 +39,10 @@ _LOGPROBS = "message.output_text.logprobs"
 _ELSEWHERE = "it is a service of OpenAI's that this server does not have; leave it out"
 
 NAMES = Names(
-    in_turns=("type", "role", "content", "id", "status"),
+    in_turns=("type", "role", "content", "id", "status", "call_id", "name", "arguments", "output", "summary"),
+    in_parts=("type", "text", "annotations", "logprobs"),
     aliases={"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"},
     refused={
-        "tools": (is_empty, NO_TOOLS),
-        "tool_choice": (one_of("none", "auto"), NO_TOOLS),
-        "parallel_tool_calls": (one_of(True), NO_TOOLS),
         "text": (one_of({"format": {"type": "text"}}), NO_GRAMMAR),
         "reasoning": (one_of({"effort": "none"}), NO_THINKING),
         "truncation": (one_of("disabled"), "a prompt is never cut; shorten it before sending"),
@@ -56,7 +54,7 @@ NAMES = Names(
     idle={
         **dict.fromkeys(("user", "service_tier", "safety_identifier", "access_programs"), LABEL),
         **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"), _CACHED),
-        "max_tool_calls": "no tools are called",
+        "max_tool_calls": "this server runs no tools; the calls are for the client",
     },
 )
 
@@ -89,6 +87,9 @@ class ResponsesRequest(Struct, kw_only=True):
     deadline_ms: float | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 def routes(front: Front) -> list[Route]:
@@ -224,6 +225,8 @@ def _conversation(asked: ResponsesRequest, turns: list[Turn]) -> ChatRequest:
         messages=[*instructions[: bool(asked.instructions)], *turns],
         max_tokens=asked.max_output_tokens,
         logprobs=shown,
+        tools=tools_of(asked.tools),
+        tool_choice=tool_choice_of(asked.tool_choice),
         stream=asked.stream,
     )
 
@@ -234,22 +237,4 @@ def _turns(asked: ResponsesRequest) -> list[Turn]:
         raise invalid("input", "is missing or empty; give a text, or a list of messages")
     if isinstance(asked.input, str):
         return [{"role": "user", "content": asked.input}]
-    return [_turn(index, item) for index, item in enumerate(asked.input)]
-
-
-def _turn(index: int, item: dict[str, Any]) -> Turn:
-    where = f"input[{index}]"
-    if item.get("type", "message") != "message":
-        raise ApiError(400, f"{where}: only messages are supported, which have role and content.", param="input")
-    content = item.get("content")
-    if isinstance(content, list):
-        content = [_part(where, part) for part in content]
-    turn = checked_messages([{"role": item.get("role"), "content": content}], where="input", first=index)[0]
-    return {"role": str(turn["role"]), "content": str(turn["content"])}
-
-
-def _part(where: str, part: Any) -> Any:
-    if not isinstance(part, dict) or part.get("type") not in ("input_text", "output_text", "text"):
-        message = f'{where}: only parts like {{"type": "input_text", "text": "..."}} are supported by this model.'
-        raise ApiError(400, message, param="input")
-    return {"type": "text", "text": part.get("text")}
+    return turns_of(asked.input)

@@ -39,6 +39,7 @@ class TemplateRequest(_Named, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class TokenizeChatRequest(TemplateRequest, kw_only=True):

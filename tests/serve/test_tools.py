@@ -1,0 +1,358 @@
+"""Tools and reasoning over the APIs: what the model is shown, and what comes of its answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine, byte_tokenizer
+from serve_http import CHAT, check_error, events, make_app, post, send
+
+from octavo.decoding.pieces import Call
+from octavo.decoding.tools import DIALECTS, written
+from octavo.serve.protocol import ChatRequest
+from octavo.serve.tools import tools_asked
+
+SHOWN = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}<tool_call>"
+SHOWN += "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }}"
+SHOWN += "{{ c.function.arguments.a }}){% endfor %}{{ '\n' }}{% endfor %}"
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.reasoning_content }}\n{% endfor %}<think>\n{# </think> #}"
+)
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOLS: Any = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("f", "g")]
+USER: Any = [{"role": "user", "content": "hé"}]
+CALLS = [Call("f", '{"a": 1}'), Call("g", '{"a": [1, "é✓"]}')]
+SAID = "I look.\n" + written(DIALECTS["hermes"], CALLS)
+BODY = {"messages": USER, "tools": TOOLS}
+
+
+def engine(answer: str | None = None, template: str = SHOWN) -> FakeEngine:
+    return FakeEngine(answer=answer, max_seq_len=4096, tokenizer=byte_tokenizer(template))
+
+
+def prompt_of(body: dict[str, Any], template: str = SHOWN, **config: Any) -> str:
+    asked = engine("x", template)
+    answer = post(CHAT, body, engine=asked, **config)
+    assert answer.status_code == 200, answer.text
+    return bytes(asked.asked[0][0]).decode()
+
+
+def gathered(chunks: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """The message of a stream, as its chunks build it, and its finish reason."""
+    message: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for delta in (chunk["choices"][0]["delta"] for chunk in chunks):
+        for name in ("content", "reasoning_content"):
+            if delta.get(name):
+                message[name] = message.get(name, "") + delta[name]
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(calls)
+                calls.append({"id": call["id"], "type": call["type"], "function": {**call["function"]}})
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    return ({**message, "tool_calls": calls} if calls else message), next(filter(None, reasons))
+
+
+def test_calls_are_the_same_whole_and_streamed() -> None:
+    whole = post(CHAT, {**BODY, "request_id": "r"}, engine=engine(SAID)).json()["choices"][0]
+    assert whole["finish_reason"] == "tool_calls" and whole["message"]["content"] == "I look."
+    assert [call["function"] for call in whole["message"]["tool_calls"]] == [
+        {"name": call.name, "arguments": call.arguments} for call in CALLS
+    ]
+    ids = {call["id"] for call in whole["message"]["tool_calls"]}
+    assert len(ids) == 2 and all(name.startswith("call_") for name in ids)
+    message, reason = gathered(events(post(CHAT, {**BODY, "stream": True}, engine=engine(SAID))))
+    assert reason == "tool_calls" and message["content"] == "I look."
+    assert [c["function"] for c in message["tool_calls"]] == [c["function"] for c in whole["message"]["tool_calls"]]
+    assert not ids & {call["id"] for call in message["tool_calls"]}
+
+
+def test_what_is_no_call_is_text() -> None:
+    for said in ("<tool_call>{}</tool_call>", '<tool_call>{"name": "h"}</tool_call> ', SAID[:-20]):
+        choice = post(CHAT, BODY, engine=engine(said)).json()["choices"][0]
+        chunks = events(post(CHAT, {**BODY, "stream": True}, engine=engine(said)))
+        message, reason = gathered(chunks)
+        assert message["content"] == choice["message"]["content"] and reason == choice["finish_reason"]
+        assert ("tool_calls" in choice["message"]) == (said == SAID[:-20])
+    cut = post(CHAT, {**BODY, "max_tokens": 40}, engine=engine(SAID)).json()["choices"][0]
+    assert cut["finish_reason"] == "length" and cut["message"]["content"] == SAID[:40]
+
+
+def test_one_call_at_most_and_none_where_none_is_wanted() -> None:
+    one = post(CHAT, {**BODY, "parallel_tool_calls": False}, engine=engine(SAID)).json()["choices"][0]["message"]
+    assert [call["function"]["name"] for call in one["tool_calls"]] == ["f"]
+    none = post(CHAT, {**BODY, "tool_choice": "none"}, engine=engine(SAID)).json()["choices"][0]
+    assert none["message"]["content"] == SAID and none["finish_reason"] == "stop"
+
+
+def test_functions_are_the_older_tools() -> None:
+    body = {"messages": USER, "functions": [tool["function"] for tool in TOOLS]}
+    choice = post(CHAT, body, engine=engine(SAID)).json()["choices"][0]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"a": 1}'}
+    chunks = events(post(CHAT, {**body, "stream": True}, engine=engine(SAID)))
+    found = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in chunks]
+    assert (
+        "".join(part.get("name", "") for part in found) == "f"
+        and chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+    )
+    assert "".join(part.get("arguments", "") for part in found) == '{"a": 1}'
+    assert prompt_of(body) == prompt_of(BODY)
+
+
+CALLED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 7}'}}
+TURNS: Any = [
+    *USER,
+    {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+    {"role": "tool", "content": "<b>", "tool_call_id": "1"},
+]
+
+
+def test_a_template_is_shown_tools_calls_and_results() -> None:
+    assert prompt_of({"messages": TURNS, "tools": TOOLS}) == "[f][g]<tool_call><user>hé\n<assistant>(f7)\n<tool><b>\n"
+    older = [
+        TURNS[0],
+        {"role": "assistant", "function_call": CALLED["function"]},
+        {"role": "function", "name": "f", "content": "<b>"},
+    ]
+    assert prompt_of({"messages": older, "tools": TOOLS}) == prompt_of({"messages": TURNS, "tools": TOOLS})
+    assert prompt_of({**BODY, "tool_choice": "none"}) == "<tool_call><user>hé\n"
+    answer = send(make_app(engine()), "POST", "/apply-template", json={"messages": TURNS, "tools": TOOLS}).json()
+    assert answer["prompt"] == prompt_of({"messages": TURNS, "tools": TOOLS})
+
+
+def test_where_the_template_shows_no_tools_they_are_told_in_words() -> None:
+    plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    told = prompt_of({"messages": TURNS, "tools": TOOLS}, plain)
+    assert told.startswith("<system>You can call functions.") and json.dumps(TOOLS[1]["function"]) in told
+    assert told.endswith(
+        '<user>hé\n<assistant>[{"name": "f", "arguments": {"a": 7}}]\n<user><tool_response>\n<b>\n</tool_response>\n'
+    )
+    system = [{"role": "system", "content": "Be brief."}, *USER]
+    assert prompt_of({"messages": system, "tools": TOOLS}, plain).startswith("<system>Be brief.\n\nYou can call")
+    assert prompt_of({"messages": system}, plain) == "<system>Be brief.\n<user>hé\n"
+    named = prompt_of({"messages": TURNS, "tools": TOOLS}, plain, tool_call_parser="pythonic")
+    assert "<assistant>[f(a=7)]\n" in named
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "web"}]}, "tools"), ({"tools": [{}]}, "tools"), ({"tools": [TOOLS[0]] * 2}, "tools"),
+    ({"tools": [{"function": {"name": 'a"b\n'}}]}, "tools"), ({"tools": [{"function": {"name": "é"}}]}, "tools"),
+    ({"tools": [{"function": {"name": "auto"}}]}, "tools"),
+    ({"tools": [{"function": {"name": "f", "parameters": 1}}]}, "tools"),
+    ({"tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools"),
+    ({"tools": [{"function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
+    ({"tools": [{"function": {"name": "f", "description": "x" * 50_000}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"), ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ({"tools": TOOLS, "functions": [{"name": "f"}]}, "functions"),
+    ({"functions": [{}]}, "functions"),
+    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "param"), REFUSED)
+def test_what_cannot_be_asked_is_refused_by_name(more: dict[str, Any], param: str) -> None:
+    asked = engine()
+    check_error(post(CHAT, {"messages": USER, **more}, engine=asked), 400, param)
+    assert not asked.asked
+
+
+def test_a_template_whose_calls_cannot_be_read_is_said_so() -> None:
+    template = "{{ tools }}<function=f>{{ messages }}"
+    error = check_error(post(CHAT, BODY, engine=engine("x", template)), 400, "tools")
+    assert "--tool-call-parser" in error["message"]
+    assert post(CHAT, BODY, engine=engine("x", template), tool_call_parser="hermes").status_code == 200
+
+
+def test_a_forced_choice_names_the_tools_that_may_be_called() -> None:
+    choice = {"type": "function", "function": {"name": "g"}}
+    asked = tools_asked(ChatRequest(messages=USER, tools=TOOLS, tool_choice=choice))
+    assert asked is not None and asked.must and [tool.name for tool in asked.callable] == ["g"]
+
+
+def test_thoughts_are_apart_from_the_answer() -> None:
+    def ask(**more: Any) -> dict[str, Any]:
+        made = engine("so it is\n</think>\n\nYes.", THINKS)
+        return dict(post(CHAT, {"messages": USER, **more}, engine=made).json()["choices"][0]["message"])
+
+    assert ask()["reasoning_content"] == "so it is" and ask()["content"] == "Yes."
+    assert "reasoning_content" not in ask(include_reasoning=False) and ask(include_reasoning=False)["content"] == "Yes."
+    assert ask(separate_reasoning=False)["content"] == "so it is\n</think>\n\nYes."
+    stream = events(post(CHAT, {"messages": USER, "stream": True}, engine=engine("so\n</think>\n\nYes.", THINKS)))
+    assert gathered(stream) == ({"reasoning_content": "so", "content": "Yes."}, "stop")
+    off = post(CHAT, {"messages": USER}, engine=engine("a</think>b", THINKS), reasoning_parser="none").json()
+    assert off["choices"][0]["message"]["content"] == "a</think>b"
+    earlier = [*USER, {"role": "assistant", "content": "b", "reasoning_content": "a"}, *USER]
+    assert "<assistant>ba\n" in prompt_of({"messages": earlier}, THINKS)
+
+
+# -- the other APIs
+
+THOUGHT = "<think>\nso\n</think>\n\n" + SAID
+ALL = SHOWN + "{# <think> #}"
+
+
+def named_events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(part.split("\ndata: ")[1]) for part in text.split("\n\n") if part]
+
+
+def test_anthropics_blocks_are_the_same_whole_and_streamed() -> None:
+    tools = [{"name": name, "description": "d", "input_schema": PARAMETERS} for name in ("f", "g")]
+    body = {"messages": USER, "tools": tools, "max_tokens": 2000}
+    whole = post("/v1/messages", body, engine=engine(THOUGHT, ALL)).json()
+    plain = [{k: v for k, v in block.items() if k != "id"} for block in whole["content"]]
+    assert whole["stop_reason"] == "tool_use" and plain == [
+        {"type": "thinking", "thinking": "so", "signature": ""},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "name": "f", "input": {"a": 1}},
+        {"type": "tool_use", "name": "g", "input": {"a": [1, "é✓"]}},
+    ]
+    events_ = named_events(post("/v1/messages", {**body, "stream": True}, engine=engine(THOUGHT, ALL)).text)
+    blocks: list[dict[str, Any]] = []
+    for event in events_:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "json": ""})
+        elif event["type"] == "content_block_delta":
+            delta, block = dict(event["delta"]), blocks[event["index"]]
+            delta.pop("type")
+            ((field, text),) = delta.items()
+            field = "json" if field == "partial_json" else field
+            block[field] += text
+    for block in blocks:
+        text = block.pop("json")
+        if text:
+            block["input"] = json.loads(text)
+    assert [{k: v for k, v in block.items() if k != "id"} for block in blocks] == plain
+    assert next(event["delta"]["stop_reason"] for event in events_ if event["type"] == "message_delta") == "tool_use"
+
+
+def test_anthropics_turns_are_the_same_conversation() -> None:
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 7}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "<b>"}]}
+    turns = [
+        *USER,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
+    ]
+    tools = [{"name": name, "input_schema": PARAMETERS} for name in ("f", "g")]
+    asked = engine("x")
+    answer = post("/v1/messages", {"messages": turns, "tools": tools, "max_tokens": 9}, engine=asked)
+    assert answer.status_code == 200, answer.text
+    assert bytes(asked.asked[0][0]).decode() == prompt_of(
+        {"messages": [*TURNS, {"role": "user", "content": "So?"}], "tools": TOOLS}
+    )
+    count = post("/v1/messages/count_tokens", {"messages": turns, "tools": tools}, engine=engine()).json()
+    assert count["input_tokens"] == len(asked.asked[0][0])
+    for choice in ({"type": "tool", "name": "h"}, {"type": "x"}, {"type": "auto", "disable_parallel_tool_use": 1}):
+        bad = post(
+            "/v1/messages", {"messages": USER, "tools": tools, "max_tokens": 9, "tool_choice": choice}, engine=engine()
+        )
+        assert bad.status_code == 400 and bad.json()["error"]["message"].startswith("tool_choice")
+    for block in ({"type": "image"}, {**use, "input": "x"}, {**use, "name": 1}):
+        bad = post("/v1/messages", {"messages": [{"role": "assistant", "content": [block]}], "max_tokens": 9})
+        assert bad.status_code == 400 and bad.json()["error"]["message"].startswith("messages[0]")
+
+
+def test_ollamas_calls_are_the_same_whole_and_streamed() -> None:
+    body = {"messages": USER, "tools": TOOLS, "stream": False}
+    whole = post("/api/chat", body, engine=engine(THOUGHT, ALL)).json()["message"]
+    functions = [call["function"] for call in whole["tool_calls"]]
+    assert [(call["name"], call["arguments"]) for call in functions] == [("f", {"a": 1}), ("g", {"a": [1, "é✓"]})]
+    assert (whole["content"], whole["thinking"]) == ("I look.", "so")
+    lines = [
+        json.loads(line)
+        for line in post("/api/chat", {**body, "stream": True}, engine=engine(THOUGHT, ALL)).text.splitlines()
+    ]
+    messages = [line["message"] for line in lines]
+    assert [call["function"] for message in messages for call in message.get("tool_calls", ())] == functions
+    assert "".join(message["content"] for message in messages) == "I look."
+    assert "".join(message.get("thinking", "") for message in messages) == "so"
+    asked = engine("x")
+    back = [
+        *USER,
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 7}}}]},
+    ]
+    back.append({"role": "tool", "content": "<b>", "tool_name": "f"})
+    assert "x-octavo-warnings" not in post("/api/chat", {**body, "messages": back}, engine=asked).headers
+    assert bytes(asked.asked[0][0]).decode() == prompt_of({"messages": TURNS, "tools": TOOLS})
+    quiet = post("/api/chat", {**body, "think": False}, engine=engine(THOUGHT, ALL)).json()["message"]
+    assert "thinking" not in quiet and quiet["content"] == "I look."
+
+
+def test_responses_items_are_the_same_whole_and_streamed_and_are_gone_on_with() -> None:
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    app = make_app(engine(THOUGHT, ALL))
+    body = {"input": "hé", "tools": tools}
+    made = send(app, "POST", "/v1/responses", json={**body, "request_id": "a"}).json()
+    kinds = [item["type"] for item in made["output"]]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"] and made["tools"] == tools
+    calls = made["output"][2:]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("f", {"a": 1}),
+        ("g", {"a": [1, "é✓"]}),
+    ]
+    streamed = named_events(send(app, "POST", "/v1/responses", json={**body, "stream": True, "request_id": "b"}).text)
+    final = streamed[-1]["response"]["output"]
+    done = [event["item"] for event in streamed if event["type"] == "response.output_item.done"]
+    assert done == final and [item["type"] for item in final] == kinds
+    fragments: dict[int, str] = {}
+    for event in streamed:
+        if event["type"] == "response.function_call_arguments.delta":
+            fragments[event["output_index"]] = fragments.get(event["output_index"], "") + event["delta"]
+    assert fragments == {2: CALLS[0].arguments, 3: CALLS[1].arguments}
+    output = {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "<b>"}
+    answer = send(
+        app,
+        "POST",
+        "/v1/responses",
+        json={"input": [output], "tools": tools, "previous_response_id": "resp_a", "request_id": "c"},
+    )
+    assert answer.status_code == 200, answer.text
+    listed = send(app, "GET", "/v1/responses/resp_c/input_items").json()["data"]
+    assert [item["type"] for item in listed] == [
+        "message",
+        "message",
+        "function_call",
+        "function_call",
+        "function_call_output",
+    ]
+    whole = {
+        "input": [{"role": "user", "content": "hé"}, *[i for i in final if i["type"] != "message"], output],
+        "tools": tools,
+    }
+    asked = engine("x", ALL)
+    assert post("/v1/responses", whole, engine=asked).status_code == 200
+    assert bytes(asked.asked[0][0]).decode().startswith("[f][g]<tool_call><user>hé\n<assistant>(f1)(g[1, ")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses"])
+def test_any_tools_are_answered_or_refused(path: str) -> None:
+    odd: list[Any] = [
+        [1],
+        [[]],
+        [{}],
+        [{"function": 1}],
+        [{"type": []}],
+        [{"name": {}}],
+        {"a": 1},
+        "x",
+        [{"function": {"name": "f", "parameters": {"type": {}}}}],
+    ]
+    for value in odd:
+        for choice in ("required", {}, {"type": []}, {"type": "function", "function": []}, 5, None):
+            body = {
+                "messages": USER,
+                "input": "a",
+                "max_tokens": 9,
+                "stream": False,
+                "tools": value,
+                "tool_choice": choice,
+            }
+            assert post(path, body, engine=engine("x")).status_code in (200, 400), (value, choice)
