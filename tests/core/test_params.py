@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidInput
+from octavo.core.grammar import KINDS, MAX_REGEX_BYTES, MAX_SOURCE_BYTES, Grammar
 from octavo.core.params import POOLINGS, SamplingParams
 
 NUMBERS = {
@@ -105,6 +106,24 @@ def test_fields_that_must_agree():
     assert SamplingParams(allowed_token_ids=[1, 2], banned_token_ids=[1]).allowed_token_ids == (1, 2)
 
 
+def test_grammars():
+    for kind in KINDS:
+        source = "" if kind == "json_object" else "x"
+        assert SamplingParams(grammar=Grammar(kind, source)).grammar == Grammar(kind, source)
+        refused("grammar.source", grammar={"kind": kind, "source": "x" if not source else ""})
+        refused("ignore_eos", grammar=Grammar(kind, source), ignore_eos=True)
+        refused("grammar", grammar=Grammar(kind, source), pooling="mean", max_tokens=0)
+        most = MAX_REGEX_BYTES if kind == "regex" else MAX_SOURCE_BYTES
+        if source:
+            assert Grammar(kind, "é" * (most // 2)).source
+            refused("grammar.source", grammar={"kind": kind, "source": "é" * (most // 2) + "x"})
+    refused("grammar.kind", grammar={"kind": "yaml", "source": "x"})
+    for bad in (3, None, b"x", "\ud800"):
+        refused("grammar.source", grammar={"kind": "lark", "source": bad})
+    for bad in ("lark", 3, {}, {"source": "x"}, {"kind": "lark", "source": "x", "strict": True}, ["lark", "x"]):
+        refused("grammar", grammar=bad)
+
+
 def test_greedy_is_a_vanishing_temperature():
     assert SamplingParams(temperature=0).greedy
     assert SamplingParams(temperature=9e-6).greedy
@@ -132,6 +151,9 @@ strategies = {
     "banned_token_ids": st.lists(st.integers(100, 199), max_size=4),
     "stop_token_ids": ids,
     "logprob_token_ids": ids,
+    "grammar": st.one_of(
+        st.none(), st.just(Grammar("json_object")), st.builds(Grammar, st.just("lark"), st.text(min_size=1, max_size=9))
+    ),
     "pooling": st.sampled_from([None, *POOLINGS]),
 }
 
@@ -139,7 +161,9 @@ strategies = {
 @given(st.fixed_dictionaries(strategies))
 def test_trip_through_json(values):
     if values["pooling"]:
-        values |= {"max_tokens": 0, "min_tokens": 0, "n": 1, "prompt_logprobs": None}
+        values |= {"max_tokens": 0, "min_tokens": 0, "n": 1, "prompt_logprobs": None, "grammar": None}
+    if values["grammar"]:
+        values["ignore_eos"] = False
     params = SamplingParams(**values)
     again = SamplingParams.from_dict(json.loads(json.dumps(params.to_dict(), allow_nan=False)))
     assert again == params and hash(again) == hash(params)

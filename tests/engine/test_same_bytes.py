@@ -30,6 +30,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.core.errors import RowError
+from octavo.core.grammar import Grammar
 from octavo.core.params import POOLINGS, SamplingParams
 from octavo.core.request import Request
 
@@ -53,6 +54,7 @@ PROMPTS = [
         [4, 4, 4, 4, 4, 4, 4],
     )
 ]
+_LARK = 'start: "de" /[a-c]{1,3}/ (":" /[0-9]+/)*'
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=6, logprobs=2),
     SamplingParams(temperature=0.0, max_tokens=1, logprobs=0),
@@ -75,6 +77,10 @@ PARAMS = [
         temperature=0.7, max_tokens=5, seed=2, allowed_token_ids=tuple(range(3, 40)), logprob_token_ids=(7, 9)
     ),
     SamplingParams(temperature=1.0, max_tokens=9, seed=23, ignore_eos=True, stop_token_ids=(16, 19, 40), logprobs=0),
+    SamplingParams(temperature=1.0, max_tokens=9, seed=4, grammar=Grammar("regex", "[a-e]{2}(no|yes|[0-9]{1,4})?")),
+    SamplingParams(
+        temperature=0.9, max_tokens=8, seed=5, n=2, logprobs=1, presence_penalty=0.5, grammar=Grammar("lark", _LARK)
+    ),
     SamplingParams(temperature=0.0, max_tokens=0),
     *(SamplingParams(max_tokens=0, pooling=kind) for kind in POOLINGS),
 ]

@@ -41,6 +41,11 @@ SAMPLES: dict[str, Any] = {
     "text_2": ["b", "a"], "tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False,
     "functions": [{"name": "f"}],
     "function_call": "none", "include_reasoning": False, "think": True, "separate_reasoning": False,
+    "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a+"},
+    "guided_json": {"type": "object"}, "guided_regex": "b+", "guided_choice": ["a", "b"],
+    "guided_grammar": 'start: "a"', "grammar": 'root ::= "a"',
+    "ebnf": 'root ::= "b"', "json_schema": '{"type": "integer"}', "regex": "[ab]",
+    "structural_tag": {"format": {"type": "any_text"}},
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from octavo.core.errors import InvalidInput
+from octavo.core.grammar import Grammar
 
 MAX_CHOICES = 64
 MAX_STOP_STRINGS = 16
@@ -159,6 +160,7 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; k: the sampled token's and the k most likely
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None  # the output is a word of it, or ends with `length` or an error
     pooling: str | None = None  # one vector is asked for, no token: of the last, of all, of the first position
 
     def __post_init__(self) -> None:
@@ -183,6 +185,10 @@ class SamplingParams:
     def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidInput("min_tokens", self.min_tokens, f"give at most max_tokens = {self.max_tokens}")
+        if self.grammar is not None:
+            object.__setattr__(self, "grammar", Grammar.of(self.grammar))
+            if self.ignore_eos:
+                raise InvalidInput("ignore_eos", True, "a grammar says where an output ends: leave ignore_eos out")
         if self.pooling is not None:
             self._check_pooling(self.pooling)
         if self.allowed_token_ids is None:
@@ -194,7 +200,7 @@ class SamplingParams:
     def _check_pooling(self, kind: str) -> None:
         if kind not in POOLINGS:
             raise InvalidInput("pooling", kind, f"give one of {', '.join(POOLINGS)}")
-        for name, only in (("max_tokens", 0), ("n", 1), ("prompt_logprobs", None)):
+        for name, only in (("max_tokens", 0), ("n", 1), ("prompt_logprobs", None), ("grammar", None)):
             if getattr(self, name) != only:
                 raise InvalidInput(name, getattr(self, name), f"with pooling no token is drawn: give {only}")
 
@@ -226,6 +232,7 @@ class SamplingParams:
         """All fields as JSON values; ``from_dict`` gives back an equal object, also after a trip through JSON."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["logit_bias"] = {str(token): number for token, number in self.logit_bias.items()}
+        values["grammar"] = None if self.grammar is None else self.grammar.to_dict()
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod

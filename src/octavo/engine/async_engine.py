@@ -136,6 +136,8 @@ class AsyncEngine:
         """
         token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
         params = params or SamplingParams()
+        if params.grammar is not None:
+            await asyncio.to_thread(self.loaded.core.compile, params)
         request = self._request(token_ids, params, request_id, priority, tenant, cache_salt, bulk, adapter)
         mailbox = Mailbox(asyncio.get_running_loop(), express)
         submitted = False

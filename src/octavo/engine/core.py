@@ -9,8 +9,10 @@ from typing import Any
 from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.events import EventKind, StepEvents, TokenEvent
+from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
+from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Speculator
 from octavo.engine.adapters import AdapterTable, ReadAdapter, ServedAdapter
 from octavo.engine.gaps import GapWatch
@@ -48,6 +50,7 @@ class EngineCore:
         self.metrics = metrics
         self.clock = clock
         self.audits = audit
+        self.grammars: GrammarCompiler | None = None  # what outputs may be asked to follow
         self.tiers = tiers  # host memory and disk, if evicted pages are kept there
         self._index_saved = 0.0
         self.idle = True  # the last step had nothing to run
@@ -108,6 +111,11 @@ class EngineCore:
         timeline = self.scheduler.timeline
         told = {"name": served.name, "path": served.path, "digest": served.digest}
         timeline.record("adapter", timeline.now, action=action, **told)
+
+    def compile(self, params: SamplingParams) -> None:
+        """Have a grammar ready, if there is one, so that no step waits. In any thread. Raises ``InvalidInput``."""
+        if params.grammar is not None and self.grammars is not None:
+            self.grammars.matcher(params.grammar)
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request at the next step; idempotent, and without effect on one that has ended."""

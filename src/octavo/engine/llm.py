@@ -204,6 +204,7 @@ class LLM:
         core = self.loaded.core
         try:
             for request in requests:
+                core.compile(request.params)
                 core.submit(request, time.monotonic())
                 self._router.open(request, whole=True)
         except BaseException:

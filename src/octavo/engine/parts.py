@@ -18,6 +18,7 @@ from octavo.backends.quantization import QuantConfig, QuantizedTensor, quantize
 from octavo.core.errors import InvalidInput
 from octavo.core.kv import KVCacheManager
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
+from octavo.decoding.grammar import GrammarCompiler
 from octavo.engine.adapters import AdapterTable
 from octavo.engine.core import EngineCore
 from octavo.engine.disk_pages import DiskPages
@@ -136,6 +137,7 @@ def build_core(
         max_gap=scheduling.max_token_gap_ms / 1000.0,
         cores=cores_of(parts.backend),
     )
+    grammars = GrammarCompiler(parts.tokenizer, parts.config.vocab_size, parts.config.eos_token_ids)
     tiers = None if host is None else Tiers(parts.backend, pool, host, disk, clock)
     table = None if adapters is None or not adapters.places else _adapter_table(parts, adapters)
     runner = ModelRunner(
@@ -146,11 +148,12 @@ def build_core(
         num_groups=len(groups),
         tiers=tiers,
         adapters=table,
+        grammars=grammars,
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )
     core = EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap, tiers=tiers)
-    core.adapters = table
+    core.adapters, core.grammars = table, grammars
     return core
 
 

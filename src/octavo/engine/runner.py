@@ -25,8 +25,10 @@ from octavo.core.batch import (
     StepRows,
 )
 from octavo.core.errors import InvariantBroken, RowError
+from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import accepted
 from octavo.engine.adapters import AdapterTable
+from octavo.engine.constraints import Constraints
 from octavo.engine.draws import Answer, Wanted, sampling_tokens, take_drawn, wanted_of, without
 from octavo.engine.pooling import PooledRows
 from octavo.engine.slots import Slot
@@ -52,6 +54,7 @@ class ModelRunner:
         num_groups: int = 1,
         tiers: Tiers | None = None,
         adapters: AdapterTable | None = None,
+        grammars: GrammarCompiler | None = None,
         phase_seconds: MutableMapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +69,7 @@ class ModelRunner:
         self.adapters = adapters
         self.num_groups = num_groups
         self._slots: dict[int, Slot] = {}
+        self._constraints = Constraints(grammars)
         self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
         # what a backend reads where it lies, by slot: page tables, sampling parameters, arrays of plain decodes
         self._arrays: Any = backend.step_arrays(num_groups) if hasattr(backend, "step_arrays") else None
@@ -75,6 +79,7 @@ class ModelRunner:
         for slot in decision.freed_slots:
             self._slots.pop(slot, None)
             self._changing.pop(slot, None)
+            self._constraints.leave(slot)
         if self.tiers is not None:
             self.tiers.swap(decision)
         if decision.copies:
@@ -127,12 +132,12 @@ class ModelRunner:
 
     def _follow(self, rows: StepRows, slots: Sequence[Slot]) -> None:
         """Tell the backend of the step's tokens where counts or banned ids depend on them."""
-        for place, number in enumerate(rows.slots if self._changing else ()):
-            slot = self._changing.get(number)
-            if slot is None:
-                continue
-            slot.follow(rows.starts[place], (rows.token_ids[place],), rows.starts[place] + 1)
-            self._refresh(number, slot, rows.choices[place], rows.output_indices[place])
+        changing = [(i, n) for i, n in enumerate(rows.slots) if n in self._changing] if self._changing else []
+        for place, number in changing:
+            self._changing[number].follow(rows.starts[place], (rows.token_ids[place],), rows.starts[place] + 1)
+        self._constraints.prepare(rows.slots, rows.output_indices, rows.others)
+        for place, number in changing:
+            self._refresh(number, self._changing[number], rows.choices[place], rows.output_indices[place])
         for row, slot in zip(rows.others, slots, strict=True):
             if row.flags.sample:
                 self._refresh(row.slot, slot, row.choice, row.output_index)
@@ -180,6 +185,7 @@ class ModelRunner:
 
     def _answer(self, rows: Sequence[ScheduledRow]) -> Sequence[RowResult]:
         slots = [self._slot(row) for row in rows]
+        self._constraints.prepare((), (), rows)
         wanted = wanted_of(rows, slots)
         batch = self._batch(rows, slots, wanted)
         asked = [slot.sampling_rows(row) for row, slot in zip(rows, slots, strict=True) if row.flags.sample]
@@ -223,6 +229,7 @@ class ModelRunner:
 
     def _fill_slot(self, row: ScheduledRow, init: SlotInit) -> None:
         slot = self._slots[row.slot] = Slot(init, self.num_groups)
+        self._constraints.enter(row.slot, slot)
         self._changing.pop(row.slot, None)
         if slot.changes_until:
             self._changing[row.slot] = slot

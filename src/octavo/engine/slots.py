@@ -15,12 +15,13 @@ from octavo.backends.ops import NO_ADAPTER, SamplingRow
 from octavo.backends.sampling import has_penalties
 from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit
 from octavo.core.errors import InvariantBroken
+from octavo.decoding.grammar import GrammarCompiler, Matcher
 
 
 class Slot:
     """The state of one slot: one branch's page table for each KV group, how it samples, and what penalties count.
 
-    Tokens are followed beyond those known at the start only where a penalty asks for counts: nobody else reads them.
+    Tokens are followed beyond those known at the start only for the counts of penalties and for a grammar.
     """
 
     def __init__(self, init: SlotInit, num_groups: int) -> None:
@@ -29,8 +30,9 @@ class Slot:
         self.num_prompt_tokens = init.num_prompt_tokens
         self.tokens = list(init.token_ids)
         self.pages: list[list[int]] = [[] for _ in range(num_groups)]
-        self.follows = has_penalties(init.params)
-        known = self.tokens if self.follows else []
+        self.counts = has_penalties(init.params)
+        self.follows = self.counts or init.params.grammar is not None
+        known = self.tokens if self.counts else []
         self.prompt_counts = TokenCounts(known[: init.num_prompt_tokens])
         self.output_counts = TokenCounts(known[init.num_prompt_tokens :])
         self.end_ids = init.params.stop_token_ids + (() if init.params.ignore_eos else init.eos_token_ids)
@@ -40,6 +42,9 @@ class Slot:
         self.changes_until = sys.maxsize if self.follows else fixed_from
         self.adapter = NO_ADAPTER  # its place
         self.told = 0  # the output index of which the backend was told last
+        self._masks: list[bytes | None] = [None]  # what the grammar allows next, and behind drafts that it allows
+        self._matcher: Matcher | None = None
+        self._agreed = 0  # output tokens that the matcher has accepted and that still stand
 
     def update(self, row: ScheduledRow) -> None:
         """Take a row's tokens, if they are followed. Raises ``InvariantBroken`` if they leave a gap."""
@@ -72,6 +77,7 @@ class Slot:
             prompt_counts=self.prompt_counts,
             output_counts=self.output_counts,
             banned_now=self.end_ids if output_index < self.params.min_tokens else (),
+            grammar_mask=self._masks[0],
         )
 
     def sampling_rows(self, row: ScheduledRow) -> list[SamplingRow]:
@@ -82,7 +88,8 @@ class Slot:
         for count in range(row.num_drafts + 1):
             self.follow(row.num_tokens, row.drafts[:count], row.num_tokens + count)
             found = self.sampling_row(row.choice, row.output_index + count)
-            rows.append(replace(found, output_counts=TokenCounts.of(found.output_counts)))
+            mask = self._masks[min(count, len(self._masks) - 1)]
+            rows.append(replace(found, output_counts=TokenCounts.of(found.output_counts), grammar_mask=mask))
         self.follow(row.num_tokens, (), row.num_tokens)
         return rows
 
@@ -93,6 +100,28 @@ class Slot:
     def is_ruled(self, row: ScheduledRow) -> bool:
         """True if the tokens that a row samples differ in more than their index: by counts, bans or logprobs."""
         return self.params.wants_logprobs or row.output_index < self.changes_until
+
+    def constrain(self, grammars: GrammarCompiler, output_index: int, drafts: Sequence[int] = ()) -> None:
+        """Make the masks for output token ``output_index``, before which all are known, and behind each of ``drafts``.
+
+        Raises ``GrammarFault`` or ``InvalidInput`` if the grammar cannot be followed.
+        """
+        grammar = self.params.grammar
+        if grammar is None:
+            return
+        if self._matcher is None:
+            self._matcher = grammars.matcher(grammar)
+        matcher, first = self._matcher, self.num_prompt_tokens
+        matcher.rollback(matcher.length - min(self._agreed, output_index))
+        matcher.accept(self.tokens[first + matcher.length : first + output_index])
+        self._agreed = output_index
+        self._masks = [matcher.mask()]
+        for draft in drafts[: matcher.allowed_prefix(drafts)]:
+            if draft in self.end_ids:
+                break
+            matcher.accept([draft])
+            self._masks.append(matcher.mask())
+        matcher.rollback(matcher.length - output_index)
 
     def carried(self, start: int) -> Any:
         """What pooling the tokens before ``start`` came to, where all of them are pooled.
@@ -113,9 +142,13 @@ class Slot:
                 return
             self._truncate(position)
         self.tokens.append(token)
-        if position >= self.num_prompt_tokens:
+        if self.counts and position >= self.num_prompt_tokens:
             self.output_counts.add(token)
 
     def _truncate(self, length: int) -> None:
-        while len(self.tokens) > max(length, self.num_prompt_tokens):
-            self.output_counts.remove(self.tokens.pop())
+        length = max(length, self.num_prompt_tokens)
+        self._agreed = min(self._agreed, length - self.num_prompt_tokens)
+        if self.counts:
+            for token in self.tokens[length:]:
+                self.output_counts.remove(token)
+        del self.tokens[length:]

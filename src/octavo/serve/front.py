@@ -37,6 +37,7 @@ from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError, invalid
 from octavo.serve.forms import answer_form, check_answer, reading_marks
 from octavo.serve.generate import Job, collect
+from octavo.serve.grammar_door import GrammarDoor
 from octavo.serve.guard import KEY
 from octavo.serve.heads import REQUEST_ID, credentials, is_small, request_id_of
 from octavo.serve.interrupt import while_there
@@ -107,6 +108,7 @@ class Front:
         self.watchers: dict[asyncio.Event, str | None] = {}  # of the live view, and whose; set: it ends
         self._unseen: set[asyncio.Future[None]] = set()
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, "octavo-text")
+        self.grammars = GrammarDoor(engine)
 
     def leave(self) -> None:
         """The server stops: who comes from now on is refused, and whoever only looks on does not hold it up."""
@@ -129,6 +131,7 @@ class Front:
         for task in self._unseen:
             task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self.grammars.close()
         if self.tracing is not None:
             self.tracing.close()
 
@@ -279,6 +282,7 @@ class Front:
         stay = self._stay(places, is_bulk=BULK in http.scope)
         await stay.arrive("" if key is None else key.name, request_id, key, Ask(tenant, sequences))
         trail = self._trail(http, order, request_id, tenant)
+        await self.grammars.check(params.grammar)
         begun = time.monotonic()
         work = encoding(order.body)
         plain = is_small(http) and isinstance(work, EncodeText)  # a template is rendered elsewhere, and waited for

@@ -14,6 +14,7 @@ from typing import Any, cast
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
+from octavo.engine.constraints import CANNOT_FOLLOW
 from octavo.serve.errors import ApiError, from_invalid_input
 from octavo.serve.interrupt import Interrupt, Line
 from octavo.serve.metrics import Metrics, RequestClock, failure_class
@@ -21,6 +22,10 @@ from octavo.serve.port import Delta, EnginePort
 from octavo.serve.prompts import Prompt
 from octavo.serve.protocol import PromptTokensDetails, Usage
 from octavo.serve.trail import Trail
+
+_GRAMMAR_FAILED = (
+    "The output could not go on under its grammar: it grew too complex, or no token fits; give a simpler grammar."
+)
 
 __all__ = ["Choice", "Job", "collect", "run"]
 
@@ -243,6 +248,8 @@ def _pass_by(
 
 
 def _checked(delta: Delta) -> Delta:
+    if delta.error is not None and CANNOT_FOLLOW in delta.error:
+        raise ApiError(400, _GRAMMAR_FAILED, param="grammar", code="grammar_failed")
     if delta.error is not None or delta.finish_reason in ("error", "out_of_memory", "rejected", "unknown"):
         raise ApiError(500, _ENGINE_FAILED, code="engine_error")
     return delta

@@ -10,6 +10,7 @@ from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, from_invalid_input, invalid
+from octavo.serve.grammars import grammar_of
 from octavo.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
 __all__ = ["BIAS_KEY", "LONGEST_DEADLINE", "MOST_PRIORITY", "sampling_params", "top_logprobs"]
@@ -47,6 +48,7 @@ def sampling_params(request: CompletionRequest | ChatRequest, config: ServeConfi
     values["prompt_logprobs"] = _prompt_logprobs(request, config)
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias, config, vocab_size)
+    values["grammar"] = grammar_of(request)
     for name in _ID_LISTS:
         ids = getattr(request, name)
         if ids is not None:

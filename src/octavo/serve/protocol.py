@@ -62,6 +62,17 @@ class GenerationRequest(Struct, kw_only=True):
     request_id: str | None = None
     deadline_ms: float | None = None
     cache_salt: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    ebnf: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -41,6 +41,7 @@ from octavo.serve.links.messages import (
 from octavo.serve.roles.adapters import AdapterLoader
 from octavo.serve.roles.child import Child
 from octavo.serve.roles.explainer import Explainer
+from octavo.serve.roles.held import HeldSubmits
 from octavo.serve.roles.sockets import epoch_of, identity_of, receive
 
 __all__ = ["run_engine"]
@@ -96,6 +97,7 @@ class _EngineProcess:
         self._poller.register(self.router, zmq.POLLIN)
         self._poller.register(child.control, zmq.POLLIN)
         self._draining = False
+        self._held = HeldSubmits(loaded.core)
         self._watchers: dict[int, None] = {}  # front ends that have asked what goes on
         self._told = 0.0  # when statistics were last sent
         self._fresh = True  # and nothing has happened since
@@ -131,7 +133,7 @@ class _EngineProcess:
             self._tell_stats(time.monotonic())
             self._send()
         self._collect(after=_COLLECT_AT_REST)
-        soon = self._explainer.pending or self._loader.pending
+        soon = self._explainer.pending or self._loader.pending or self._held
         self._poller.poll(_NAP_MS if soon else round(1000 * self.child.settings.beat))
 
     def _step(self, now: float) -> None:
@@ -158,12 +160,15 @@ class _EngineProcess:
     def _listen(self) -> None:
         """Take in all messages that are there."""
         now = time.monotonic()
+        for held in self._held.ready():
+            self._hear(held, now)
         while (frames := receive(self.router)) is not None:
             self._hear(frames, now)
         while (frames := receive(self.child.control)) is not None:
             found = self.child.link.unpack(frames, self.child.epoch)
             message = None if found is None else found[1]
             if isinstance(message, Gone):
+                self._held.gone(message.epoch)
                 self.side.gone(message.epoch)
             self._draining = self._draining or isinstance(message, Drain)
 
@@ -180,6 +185,8 @@ class _EngineProcess:
             self._explainer.ask(sender, found[1])
         elif found is not None and found[0] == sender and isinstance(found[1], Look):
             self._watchers[sender] = None
+        elif found is not None and found[0] == sender and self._held.takes(sender, found[1], frames):
+            return  # it comes back, or never
         elif found is not None and found[0] == sender and isinstance(found[1], Flush):
             self.core.flush_cache()
         elif found is not None and found[0] == sender and isinstance(found[1], (LoadAdapter, UnloadAdapter)):
@@ -224,6 +231,7 @@ class _EngineProcess:
     def _make(self, message: Submit, now: float) -> Request:
         parts = self.loaded.parts
         namespace = parts.namespace(message.salt, message.adapter)
+        self.core.compile(message.params)  # it is compiled by now; raises what is wrong with it
         return request_of(message, now, model=parts.name, namespace=namespace, eos_token_ids=parts.config.eos_token_ids)
 
     def _note(self, message: Read | Shed, now: float) -> None:

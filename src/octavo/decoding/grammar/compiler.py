@@ -1,0 +1,105 @@
+"""Compiling grammars, and a bounded cache of what was compiled. Thread-safe."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.core.errors import InvalidInput
+from octavo.core.grammar import Grammar
+from octavo.decoding.grammar.definition import definition
+from octavo.decoding.grammar.matcher import GrammarFault, Matcher, guarded
+from octavo.decoding.grammar.vocabulary import Vocabulary, vocabulary_of
+from octavo.tokenizers.base import Tokenizer
+
+__all__ = ["LIBRARY", "MAX_KEPT", "GrammarCompiler", "compiled", "opened"]
+
+LIBRARY = "it cannot be compiled: "  # before what the library says of a grammar
+
+MAX_KEPT = 256  # compiled grammars; one is a megabyte or less, and at most _LEXER_STATES KiB
+_LEXER_STATES = 20_000
+_GRAMMAR_SIZE = 100_000  # symbols
+
+
+class GrammarCompiler:
+    """The grammars of one model: its tokenizer, its number of ids, its end tokens. The first use reads the vocabulary.
+
+    Raises ``InvalidInput`` for a model without an end token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._model = tokenizer, vocab_size, tuple(eos_ids)
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
+        self._opened: Any = None
+        self._kept: OrderedDict[Grammar, Any] = OrderedDict()  # or why there is none; the least recently used first
+
+    def knows(self, grammar: Grammar) -> bool:
+        """True if ``matcher`` answers at once."""
+        with self._lock:
+            return grammar in self._kept
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the beginning of an output. Raises ``InvalidInput`` for what cannot be compiled."""
+        if not self.knows(grammar):
+            with self._compiling:
+                self._learn(grammar)
+        with self._lock:
+            state = self._kept[grammar]
+            self._kept.move_to_end(grammar)
+        if isinstance(state, InvalidInput):
+            raise InvalidInput(state.field, state.value, state.remedy)
+        return _matcher(state, self._opened)
+
+    def _learn(self, grammar: Grammar) -> None:
+        if self.knows(grammar):
+            return  # by another thread, meanwhile
+        try:
+            state = self._compile(grammar)
+        except InvalidInput as error:
+            state = error
+        with self._lock:
+            self._kept[grammar] = state
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+
+    def _compile(self, grammar: Grammar) -> Any:
+        if self._opened is None:
+            tokenizer, size, eos_ids = self._model
+            self._opened = opened(vocabulary_of(tokenizer, size, eos_ids), size)
+        return compiled(grammar, self._opened)
+
+
+def opened(vocabulary: Vocabulary, size: int) -> Any:
+    """An `LLTokenizer`. Raises ``InvalidInput`` for a vocabulary that the library cannot take."""
+    try:
+        return guarded(vocabulary.open, size)
+    except GrammarFault as error:
+        raise InvalidInput("grammar", None, f"this model's vocabulary cannot be constrained: {error}") from None
+
+
+def compiled(grammar: Grammar, tokenizer: Any) -> Any:
+    """An `LLMatcher` at its beginning. Raises ``InvalidInput``: what is wrong with it, or what limit it met."""
+    from llguidance import LLMatcher
+    from llguidance._lib import LLParserLimits
+
+    text = definition(grammar)
+    limits = LLParserLimits(max_lexer_states=_LEXER_STATES, max_grammar_size=_GRAMMAR_SIZE, verbose_errors=False)
+    try:
+        state = guarded(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits))
+        if state.is_error():
+            raise InvalidInput(grammar.kind, None, _reason(state.get_error()))
+        _matcher(state, tokenizer).mask()
+    except GrammarFault as error:
+        raise InvalidInput(grammar.kind, None, f"nothing can be said in it: {error}") from None
+    return state
+
+
+def _matcher(state: Any, tokenizer: Any) -> Matcher:
+    return Matcher(guarded(state.deep_copy), tokenizer.vocab_size, frozenset(tokenizer.eos_tokens))
+
+
+def _reason(error: str) -> str:
+    """The library's words, without what surrounds them, on one line."""
+    return LIBRARY + " ".join(error.split())[:300]

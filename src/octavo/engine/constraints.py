@@ -1,0 +1,62 @@
+"""Which slots follow a grammar, and their masks for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from octavo.core.batch import ScheduledRow
+from octavo.core.errors import InvalidInput, OctavoError, RowError
+from octavo.decoding.grammar import GrammarCompiler, GrammarFault
+from octavo.engine.slots import Slot
+
+__all__ = ["CANNOT_FOLLOW", "Constraints"]
+
+CANNOT_FOLLOW = "the grammar cannot be followed"
+
+
+class Constraints:
+    """The slots of those outputs that follow a grammar; ``grammars``: None where there are none."""
+
+    def __init__(self, grammars: GrammarCompiler | None) -> None:
+        self._grammars = grammars
+        self._slots: dict[int, Slot] = {}
+
+    def enter(self, number: int, slot: Slot) -> None:
+        """A sequence takes a slot."""
+        self._slots.pop(number, None)
+        if slot.params.grammar is not None:
+            self._slots[number] = slot
+
+    def leave(self, number: int) -> None:
+        """A slot is free."""
+        self._slots.pop(number, None)
+
+    def prepare(self, numbers: Sequence[int], indices: Sequence[int], others: Sequence[ScheduledRow]) -> None:
+        """Make the masks of a step's draws: in slots ``numbers`` of output tokens ``indices``, then of ``others``.
+
+        Raises ``RowError`` for the rows whose grammar cannot be followed.
+        """
+        faults: dict[int, OctavoError] = {}
+        for row, number, index, drafts in self._draws(numbers, indices, others) if self._slots else ():
+            try:
+                self._constrain(self._slots[number], index, drafts)
+            except (GrammarFault, InvalidInput) as error:
+                faults[row] = error
+        if faults:
+            raise RowError(list(faults), f"{CANNOT_FOLLOW}: {next(iter(faults.values()))}")
+
+    def _constrain(self, slot: Slot, index: int, drafts: Sequence[int]) -> None:
+        if self._grammars is None:
+            raise GrammarFault("this engine has no grammars")
+        slot.constrain(self._grammars, index, drafts)
+
+    def _draws(
+        self, numbers: Sequence[int], indices: Sequence[int], others: Sequence[ScheduledRow]
+    ) -> Iterator[tuple[int, int, int, Sequence[int]]]:
+        """(row, slot, output index, drafts) of those that follow a grammar."""
+        for row, number in enumerate(numbers):
+            if number in self._slots:
+                yield row, number, indices[row], ()
+        for row, other in enumerate(others, len(numbers)):
+            if other.flags.sample and other.slot in self._slots:
+                yield row, other.slot, other.output_index, other.drafts

@@ -1,0 +1,135 @@
+"""Grammars over HTTP: every name for one, what is refused and with which words, and the process that tries them out."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+from serve_http import check_error, post
+
+from octavo.core.errors import InvalidInput
+from octavo.core.grammar import Grammar
+from octavo.decoding.grammar.checker import GrammarChecker
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hé"}]}
+SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
+TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+AS_SCHEMA = Grammar("json_schema", json.dumps(SCHEMA, ensure_ascii=False))
+AS_TAG = Grammar("structural_tag", json.dumps(TAG, ensure_ascii=False))
+ASKED: list[tuple[dict[str, Any], Grammar | None]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, AS_SCHEMA),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}}, AS_SCHEMA),
+    ({"response_format": {"type": "structural_tag", **TAG}}, None),  # below: its type stays in it
+    ({"structured_outputs": {"json": SCHEMA}}, AS_SCHEMA),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA, ensure_ascii=False)}}, AS_SCHEMA),
+    ({"structured_outputs": {"regex": "a+", "json": None}}, Grammar("regex", "a+")),
+    ({"structured_outputs": {"choice": ["a", "é"]}}, Grammar("choice", '["a", "é"]')),
+    ({"structured_outputs": {"grammar": 'start: "a"'}}, Grammar("lark", 'start: "a"')),
+    ({"structured_outputs": {"json_object": True}}, Grammar("json_object")),
+    ({"structured_outputs": {"structural_tag": TAG}}, AS_TAG),
+    ({"structured_outputs": {}, "guided_json": SCHEMA}, AS_SCHEMA),
+    ({"guided_regex": "a+"}, Grammar("regex", "a+")),
+    ({"guided_choice": ["a"]}, Grammar("choice", '["a"]')),
+    ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
+    ({"grammar": 'root ::= "a"'}, Grammar("lark", 'root ::= "a"')),
+    ({"ebnf": 'root ::= "a"'}, Grammar("lark", 'root ::= "a"')),
+    ({"json_schema": SCHEMA}, AS_SCHEMA),
+    ({"regex": "a"}, Grammar("regex", "a")),
+    ({"structural_tag": json.dumps(TAG, ensure_ascii=False)}, AS_TAG),
+]
+
+
+@pytest.mark.parametrize(("asked", "grammar"), ASKED)
+def test_every_name_asks_for_a_grammar(asked: dict[str, Any], grammar: Grammar | None) -> None:
+    engine = FakeEngine()
+    response = post(CHAT, {**HELLO, **asked}, engine=engine)
+    assert response.status_code == 200 and "warnings" not in response.json(), response.text
+    ((_, params, _),) = engine.asked
+    if asked.get("response_format", {}).get("type") == "structural_tag":
+        grammar = Grammar("structural_tag", json.dumps(asked["response_format"], ensure_ascii=False))
+    assert params.grammar == grammar
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [  # what is blamed, and a word that is said
+    ({"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
+    ({"response_format": {"type": "json_object", "schema": {}}}, "response_format", "schema is not supported"),
+    ({"structured_outputs": {"yaml": "x"}}, "structured_outputs", "yaml"),
+    ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs", "both"),
+    ({"guided_json": SCHEMA, "regex": "a"}, "regex", "both"),
+    ({"guided_choice": []}, "", ""),
+    ({"regex": "a" * 5000}, "regex", "4096"),
+    ({"json_schema": {"enum": ["x" * 70000]}}, "json_schema", "65536"),
+    ({"regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
+    ({"regex": "(?=a)b"}, "grammar", "look-around"),
+    ({"regex": r"(a)\1"}, "grammar", "references back"),
+    ({"regex": "["}, "grammar", "well-formed"),
+    ({"regex": r"[^\s\S]"}, "grammar", "nothing can be said"),
+    ({"regex": "(" * 200 + "a" + ")" * 200}, "grammar", "nest at most"),
+    ({"grammar": "start: " + "(" * 30000 + '"a"' + ")" * 30000}, "grammar", "nest at most"),
+    ({"grammar": 'start: start "x"'}, "grammar", "nothing can be said"),
+    ({"grammar": "no grammar"}, "grammar", "GBNF"),
+    ({"json_schema": {"type": "foo"}}, "grammar", "cannot be compiled"),
+    ({"json_schema": {"type": "array", "uniqueItems": True}}, "grammar", "uniqueItems: this keyword is not supported"),
+    ({"json_schema": {"properties": {"secret": {"not": {}}}}}, "grammar", "not: this keyword"),
+    ({"json_schema": {"$ref": "http://x/y"}}, "grammar", "within the schema"),
+    ({"json_schema": {"$ref": "#"}}, "grammar", "nothing can be said"),
+    ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, "grammar", "nothing fits"),
+    ({"json_schema": {"enum": list(range(2049))}}, "grammar", "2048"),
+    ({"json_schema": {"enum": list(range(100_000))[:9000]}}, "grammar", "4096"),
+    ({"json_schema": {"x-guidance": {"lenient": True}, "not": {}}}, "grammar", "not supported"),
+    ({"structural_tag": {"format": {"type": "magic"}}}, "grammar", "const_string"),
+    ({"structural_tag": {"structures": [], "triggers": []}}, "grammar", "1 to"),
+]
+
+
+@pytest.mark.parametrize(("asked", "blamed", "word"), REFUSED)
+def test_what_cannot_be_followed_is_refused_before_anything_is_queued(
+    asked: dict[str, Any], blamed: str, word: str
+) -> None:
+    engine = FakeEngine()
+    response = post(CHAT, {**HELLO, **asked}, engine=engine)
+    if not blamed:  # an empty list asks for nothing
+        assert response.status_code == 200
+        return
+    error = check_error(response, 400, blamed)
+    assert word in error["message"] and "secret" not in error["message"], error
+    assert engine.asked == []
+
+
+def test_what_takes_too_long_is_ended_and_the_next_grammar_is_served() -> None:
+    hasty = GrammarChecker(cpu_seconds=1e-6)
+    large = {"type": "object", "properties": {f"p{i}": {"type": "string", "pattern": "^a{1,50}$"} for i in range(700)}}
+    try:
+        with pytest.raises(InvalidInput, match="more than 1e-06 s"):
+            hasty.check(Grammar("json_schema", json.dumps(large)))
+        hasty.cpu_seconds = 2.0
+        hasty.check(Grammar("json_object"))
+    finally:
+        hasty.close()
+
+
+def test_a_worker_that_is_killed_meanwhile_says_so_and_another_one_begins() -> None:
+    checker = GrammarChecker(["<tool>"])
+    try:
+        checker.check(Grammar("lark", 'start: <tool> "a"'))
+        checker.kill()
+        checker.check(Grammar("json_object"))
+        found: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda i=i: found.append(checker.check(Grammar("regex", f"a{{{i}}}"))))
+            for i in range(1, 9)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [None] * 8
+    finally:
+        checker.close()

@@ -1,0 +1,159 @@
+"""Grammars: what the masks let through is a word of the language, and the state is a fold over the output's ids."""
+
+import json
+import random
+import re
+
+import pytest
+from grammar_walk import bits, compiler, fresh, text_of, walk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.core.errors import InvalidInput
+from octavo.core.grammar import Grammar
+from octavo.decoding.grammar import GrammarCompiler, GrammarFault
+from octavo.tokenizers.simple import SimpleTokenizer
+
+PATTERNS = [
+    "a*", "(ab|a)(c|bcd)?", "[0-9]{2,4}", r"\d+(\.\d+)?", "x|xx|xyz", "é{1,2}[^é]", "(a|b)*a(a|b){3}", "^start-[a-c]+$",
+    r"[a-z]{1,8}@(mail|post)\.org", r"\$", r"a\\$", "日本|日", ".{3}", "(a{0,3}){0,3}b?",
+]  # fmt: skip
+WORDS = ["yes", "no", "nobody", "né", 'say "hi"', "back\\slash", "two\nlines", "€", "yes or no"]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}}
+TAG = {"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}
+GRAMMARS = [
+    *(Grammar("regex", pattern) for pattern in PATTERNS),
+    Grammar("choice", json.dumps(WORDS)),
+    Grammar("json_object"),
+    Grammar("json_schema", json.dumps(SCHEMA)),
+    Grammar("lark", 'start: item ("," item)*\nitem: "[" start "]" | /[0-9]/'),
+    Grammar("lark", 'root ::= "hello " [a-z]+ "!"'),
+    Grammar("structural_tag", json.dumps({"structures": [TAG], "triggers": ["<f="]})),
+]  # fmt: skip
+ASCII = [grammar for grammar in GRAMMARS if grammar.source.isascii()]
+KINDS = ("bytes", "characters")
+
+
+def plain(pattern):
+    return re.compile(pattern, re.DOTALL if pattern == ".{3}" else 0)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_an_end_is_allowed_exactly_where_a_pattern_matches(pattern):
+    rng = random.Random(pattern)
+    for _ in range(12):
+        matcher = compiler().matcher(Grammar("regex", pattern))
+        ids = []
+        for _ in range(12):
+            allowed = bits(matcher.mask())
+            raw = b"".join(compiler().tokenizer.token_bytes(i) for i in ids)
+            try:
+                matches = re.fullmatch(pattern, raw.decode()) is not None
+            except UnicodeDecodeError:
+                matches = False
+            assert (0 in allowed) == matches == matcher.may_end
+            if allowed == [0]:
+                break
+            ids.append(rng.choice([i for i in allowed if i]))
+            matcher.accept(ids[-1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_choice_and_no_other_word_comes_out(kind):
+    words = [word for word in WORDS if kind == "bytes" or (word.isascii() and "\n" not in word)]
+    rng = random.Random(1)
+    ends = [walk(Grammar("choice", json.dumps(words)), rng, kind=kind) for _ in range(150)]
+    assert all(ended for _, ended in ends)
+    assert {text_of(ids, kind) for ids, _ in ends} == set(words)
+
+
+@given(st.data(), st.sampled_from(GRAMMARS), st.integers(0, 2**32))
+def test_the_state_is_a_fold_over_the_ids(data, grammar, seed):
+    """However an output was accepted, taken back and accepted again, the same tokens may follow."""
+    ids, _ = walk(grammar, random.Random(seed), most=24)
+    masks = []
+    matcher = compiler().matcher(grammar)
+    for token in [*ids, None]:
+        masks.append(matcher.mask())
+        if token is not None:
+            matcher.accept([token])
+    for _ in range(4):
+        back = data.draw(st.integers(0, matcher.length))
+        matcher.rollback(back)
+        assert matcher.mask() == masks[matcher.length] == fresh(grammar, ids[: matcher.length]).mask()
+        ahead = data.draw(st.integers(0, len(ids) - matcher.length))
+        assert matcher.allowed_prefix(ids[matcher.length :]) == len(ids) - matcher.length
+        matcher.accept(ids[matcher.length : matcher.length + ahead])
+        assert matcher.mask() == masks[matcher.length]
+
+
+@given(st.sampled_from(GRAMMARS), st.integers(0, 2**32), st.lists(st.integers(0, 259), max_size=6))
+def test_drafts_are_taken_up_to_the_first_that_is_forbidden(grammar, seed, drafts):
+    matcher = fresh(grammar, walk(grammar, random.Random(seed), most=10)[0])
+    length, taken = matcher.length, matcher.allowed_prefix(drafts)
+    for i, token in enumerate(drafts):
+        allowed = bits(matcher.mask())
+        assert (token in allowed) == (i < taken)
+        if i >= taken or token == 0:
+            break
+        matcher.accept([token])
+    matcher.rollback(matcher.length - length)
+    assert matcher.length == length
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    grammar=st.sampled_from([g for g in GRAMMARS if g.source.isascii()]),
+    seed=st.integers(0, 2**32),
+    most=st.integers(0, 9),
+)
+def test_forced_tokens_are_those_that_the_mask_leaves_alone(kind, grammar, seed, most):
+    matcher = fresh(grammar, walk(grammar, random.Random(seed), most=10, kind=kind)[0], kind)
+    before, found = matcher.mask(), matcher.forced(most)
+    assert matcher.mask() == before
+    for token in found:
+        assert bits(matcher.mask()) == [token]
+        matcher.accept([token])
+    assert len(found) == most or found[-1:] == [0] or len(bits(matcher.mask())) > 1
+
+
+def test_spare_and_special_ids_are_never_allowed():
+    allowed = set()
+    for seed in range(30):
+        matcher = compiler().matcher(Grammar("regex", "(.|\n)*"))
+        matcher.accept(walk(Grammar("regex", "(.|\n)*"), random.Random(seed), most=3)[0])
+        allowed |= set(bits(matcher.mask()))
+    assert 1 not in allowed and max(allowed) <= 257
+
+
+def test_what_no_token_can_say_ends_with_a_fault():
+    """The library would let the output end there, although it is no word."""
+    tokenizer = SimpleTokenizer(["<eos>", "a", "b"], eos=["<eos>"])
+    few = GrammarCompiler(tokenizer, 3, [0])
+    matcher = few.matcher(Grammar("regex", "a+(z|bz)"))
+    matcher.accept([1, 1])
+    with pytest.raises(GrammarFault, match="no token"):
+        matcher.accept([2])
+        matcher.mask()
+    for grammar in (Grammar("json_object"), Grammar("regex", "z")):
+        with pytest.raises(InvalidInput, match="nothing can be said"):
+            few.matcher(grammar)
+
+
+def test_a_token_that_is_forbidden_is_a_fault():
+    with pytest.raises(GrammarFault, match="does not fit"):
+        fresh(Grammar("regex", "ab"), [3, 3])
+
+
+def test_a_model_without_an_end_token_has_no_grammars():
+    with pytest.raises(InvalidInput, match="no end token"):
+        GrammarCompiler(SimpleTokenizer(["a", "b"]), 2, []).matcher(Grammar("regex", "a"))
+
+
+def test_compiled_grammars_are_kept_up_to_a_number(monkeypatch):
+    monkeypatch.setattr("octavo.decoding.grammar.compiler.MAX_KEPT", 3)
+    small = GrammarCompiler(SimpleTokenizer(["<eos>", "a"], eos=["<eos>"]), 2, [0])
+    for i in range(1, 6):
+        small.matcher(Grammar("regex", f"a{{{i}}}"))
+        small.matcher(Grammar("regex", "a{1}"))
+    assert [small.knows(Grammar("regex", f"a{{{i}}}")) for i in range(1, 6)] == [True, False, False, True, True]
