@@ -103,6 +103,10 @@ class Oracle:
     def ended(self, key: Any) -> None:
         """Nothing is kept."""
 
+    def drafts_of(self, request_id: str) -> tuple[float, ...]:
+        """Nothing was counted."""
+        return ()
+
 
 @dataclass
 class Choice:

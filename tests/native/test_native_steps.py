@@ -62,7 +62,9 @@ def test_drafts_change_no_token_and_no_logprob(
     most: int, lies: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verified rows beside plain ones, each with counts, bans and logprobs of its own, in one call and without."""
-    asks = [*ASKS, {**PLAIN, "temperature": 1.2, "top_k": 20, "presence_penalty": 0.7, "logprobs": 1, "n": 2}]
+    harsh = {**PLAIN, "frequency_penalty": 2.0, "repetition_penalty": 1.8}
+    late = {**PLAIN, "temperature": 1.0, "min_tokens": 7, "stop_token_ids": tuple(range(0, 50, 2))}
+    asks = [*ASKS, harsh, late, {**harsh, "temperature": 1.2, "top_k": 20, "logprobs": 1, "n": 2}]
     wanted, draw, rng = run(asks)[0], ModelRunner._draw, random.Random(most)
     for way in (draw, lambda runner, rows: None, lambda *args: None if rng.random() < 0.5 else draw(*args)):
         monkeypatch.setattr(ModelRunner, "_draw", way)

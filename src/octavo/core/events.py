@@ -33,7 +33,8 @@ class TokenEvent:
     REQUEST_END: ``num_output_tokens`` of all choices together; its ``finish_reason`` is that of choice 0.
     ``prompt_logprobs`` comes once for each choice, with its first event: one entry a prompt token, None for the first.
     ``spent`` is what the engine measured, in seconds: with a request's first token those that it waited, those of
-    prefill and those of drawing; with its REQUEST_END those from first to last token, and its core-seconds.
+    prefill and those of drawing; with its REQUEST_END those from first to last token, and its core-seconds, then, with
+    speculation, its drafts and those of them that were drawn.
     """
 
     request_id: str

@@ -212,6 +212,8 @@ class EngineCore:
         for event in events.others if isinstance(events, StepEvents) else events:
             if event.kind is EventKind.CHOICE_END:
                 speculator.ended((event.request_id, event.choice))
+            elif event.kind is EventKind.REQUEST_END:
+                event.spent = speculator.drafts_of(event.request_id)
 
     def _measured(self, decision: ScheduleDecision, times: tuple[float, float, float, float], model: float) -> None:
         """Tell the timeline what a step took, if it had anything to run. A failed one's time is its commit's."""

@@ -48,6 +48,8 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_draft_tokens: int = 0  # guessed ahead and verified
+    num_accepted_tokens: int = 0  # of them, those that were drawn
 
     @property
     def usage(self) -> dict[str, int]:
@@ -249,6 +251,8 @@ def _add(output: RequestOutput, delta: OutputDelta) -> None:
     choice.token_ids += delta.token_ids
     choice.logprobs += delta.logprobs
     output.num_cached_tokens = max(output.num_cached_tokens, delta.num_cached_tokens)
+    if len(delta.spent) > 2:
+        output.num_draft_tokens, output.num_accepted_tokens = map(int, delta.spent[2:])
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = list(delta.prompt_logprobs)
     if delta.finish_reason is not None:

@@ -195,7 +195,7 @@ class Metrics:
         if event.kind is EventKind.REQUEST_END:
             self.finished[event.finish_reason or ""] = self.finished.get(event.finish_reason or "", 0) + 1
             first = None if times is None else times.first_token
-            event.spent = (0.0 if first is None else now - first, self.costs.leave(event.request_id))
+            event.spent = (0.0 if first is None else now - first, self.costs.leave(event.request_id), *event.spent)
         if times is None:
             return
         times.num_cached_tokens = max(times.num_cached_tokens, event.num_cached_tokens)

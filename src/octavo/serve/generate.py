@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
+from msgspec import UNSET
+
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
@@ -20,7 +22,7 @@ from octavo.serve.interrupt import Interrupt, Line
 from octavo.serve.metrics import Metrics, RequestClock, failure_class
 from octavo.serve.port import Delta, EnginePort
 from octavo.serve.prompts import Prompt
-from octavo.serve.protocol import PromptTokensDetails, Usage
+from octavo.serve.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
 from octavo.serve.trail import Trail
 
 _GRAMMAR_FAILED = (
@@ -49,6 +51,7 @@ class Job:
     saw_first_token: Callable[[], None] = lambda: None
     cached_tokens: dict[int, int] = field(default_factory=dict)  # prompt -> tokens from the prefix cache
     output_tokens: dict[int, int] = field(default_factory=dict)  # index -> tokens so far
+    drafts: tuple[int, int] = (0, 0)  # of those that have ended, and drawn ones among them
     started: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
     interrupt: Callable[[ApiError], None] | None = None  # while it runs: ends it
@@ -79,8 +82,13 @@ class Job:
         prompt = sum(len(item.token_ids) for item in self.prompts)
         output = sum(self.output_tokens.values())
         cached = PromptTokensDetails(sum(self.cached_tokens.values()))
+        drafted, accepted = self.drafts
         return Usage(
-            prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output, prompt_tokens_details=cached
+            prompt_tokens=prompt,
+            completion_tokens=output,
+            total_tokens=prompt + output,
+            prompt_tokens_details=cached,
+            completion_tokens_details=CompletionTokensDetails(accepted, drafted - accepted) if drafted else UNSET,
         )
 
 
@@ -257,6 +265,8 @@ def _checked(delta: Delta) -> Delta:
 
 def _count(job: Job, prompt: int, index: int, delta: Delta) -> None:
     job.output_tokens[index] = job.output_tokens.get(index, 0) + len(delta.token_ids)
+    if len(delta.spent) > 2:
+        job.drafts = job.drafts[0] + int(delta.spent[2]), job.drafts[1] + int(delta.spent[3])
     if delta.choice == 0:
         job.cached_tokens[prompt] = delta.num_cached_tokens
 

@@ -284,7 +284,7 @@ class RequestClock:
         self._add("vllm:request_queue_time_seconds", queue)
         self._add("vllm:request_prefill_time_seconds", prefill + sample)
 
-    def _saw_end(self, decode: float, core_seconds: float) -> None:
+    def _saw_end(self, decode: float, core_seconds: float, *drafts: float) -> None:
         """The engine's account of the whole."""
         self._trail.decode = max(self._trail.decode, decode)
         self._trail.core_seconds += core_seconds

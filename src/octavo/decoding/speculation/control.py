@@ -152,6 +152,11 @@ class DraftControl:
         size.plain += (min(seconds, 2.0 * known) - size.plain) * max(NEWEST, 1.0 / size.num_plain)
 
     def _verified(self, size: _Size, rows: int, drafts: int, tokens: int, seconds: float) -> None:
+        size.most = max(size.most, drafts)
+        size.num_verified += 1
+        size.since_plain += 1
+        if size.num_verified == 1:
+            return  # the first time costs what later ones do not
         keep = 1.0 - NEWEST / 2
         if size.seen:  # what disturbs a step makes it longer: of a long time part is believed, a short one at once
             begin, each = size.cost()
@@ -166,9 +171,6 @@ class DraftControl:
             setattr(size, name, keep * getattr(size, name) + value)
         size.product = keep * size.product + drafts * over
         size.gained, size.spent = keep * size.gained + tokens, keep * size.spent + rows * seconds / size.plain
-        size.most = max(size.most, drafts)
-        size.num_verified += 1
-        size.since_plain += 1
         if size.num_verified % PROOF == 0:
             self._judge(size)
 

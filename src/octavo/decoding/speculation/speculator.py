@@ -30,6 +30,7 @@ class Speculator:
         self.proposer, self.most, self.control = proposer, most, control
         self.stats = SpeculationStats()
         self._branches: dict[BranchKey, tuple[Branch, Taken]] = {}
+        self._requests: dict[str, list[int]] = {}  # drafts of those that live, and drawn ones
         self._empty = self._ahead = 0  # calls without a draft, one after the other; steps that may be planned ahead
 
     def drafts(self, running: Sequence[Branch]) -> dict[BranchKey, Sequence[int]]:
@@ -71,6 +72,9 @@ class Speculator:
         taken = max(taken, 0)
         self.stats.drafted += row.num_drafts
         self.stats.accepted += taken
+        counts = self._requests.setdefault(row.request_id, [0, 0])
+        counts[0] += row.num_drafts
+        counts[1] += taken
         known = self._branches.get((row.request_id, row.choice))
         if known is not None:
             known[1].saw(row.num_drafts, taken)
@@ -83,6 +87,10 @@ class Speculator:
         if known is not None:
             self.proposer.observe(branch_key, known[0].token_ids)
             self.proposer.drop(branch_key)
+
+    def drafts_of(self, request_id: str) -> tuple[float, ...]:
+        """Drafts of a request that has ended, and those that were drawn; nothing if there were none."""
+        return tuple(map(float, self._requests.pop(request_id, ())))
 
     def _state(self, branch: Branch) -> Taken:
         known = self._branches.get(branch.key)
