@@ -11,6 +11,7 @@ from engine_harness import Choice, Collector, Oracle, assert_idle, make_core, ma
 
 from octavo.backends.native_steps import StepArrays
 from octavo.backends.ops import SamplingRow
+from octavo.core.grammar import Grammar
 from octavo.core.params import SamplingParams
 from octavo.engine.core import EngineCore
 from octavo.engine.runner import ModelRunner
@@ -64,7 +65,8 @@ def test_drafts_change_no_token_and_no_logprob(
     """Verified rows beside plain ones, each with counts, bans and logprobs of its own, in one call and without."""
     harsh = {**PLAIN, "frequency_penalty": 2.0, "repetition_penalty": 1.8}
     late = {**PLAIN, "temperature": 1.0, "min_tokens": 7, "stop_token_ids": tuple(range(0, 50, 2))}
-    asks = [*ASKS, harsh, late, {**harsh, "temperature": 1.2, "top_k": 20, "logprobs": 1, "n": 2}]
+    formed = {"max_tokens": 20, "temperature": 1.0, "grammar": Grammar("regex", "([a-e]{2}(no|yes|[0-9]{1,4}))+")}
+    asks = [*ASKS, harsh, late, formed, {**harsh, "temperature": 1.2, "top_k": 20, "logprobs": 1, "n": 2}]
     wanted, draw, rng = run(asks)[0], ModelRunner._draw, random.Random(most)
     for way in (draw, lambda runner, rows: None, lambda *args: None if rng.random() < 0.5 else draw(*args)):
         monkeypatch.setattr(ModelRunner, "_draw", way)

@@ -27,8 +27,6 @@ _DECODING = RequestState.DECODING
 
 def may_draft(branch: Branch) -> bool:
     """True for a branch whose next step computes one token, if nothing more is asked for than what it draws."""
-    if getattr(branch.params, "grammar", None) is not None:
-        return False  # each row would need a mask of its own
     return branch.state is _DECODING and not branch.request.gang and branch.num_missing_tokens == 1
 
 
