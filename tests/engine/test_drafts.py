@@ -47,6 +47,22 @@ def test_what_is_asked_for_is_named_when_it_cannot_be() -> None:
             EngineConfig(**{"speculative": "ngram", **values})
 
 
+def test_a_config_in_the_spelling_of_vllm() -> None:
+    asked = EngineConfig(speculative_config='{"method": "ngram", "num_speculative_tokens": 3}').speculator()
+    assert asked is not None and asked.most == 3
+    for text in (
+        "[]",
+        "{",
+        '{"method": "eagle"}',
+        '{"model": "x"}',
+        '{"method": "ngram", "num_speculative_tokens": "3"}',
+    ):
+        with pytest.raises(InvalidInput):
+            EngineConfig(speculative_config=text)
+    with pytest.raises(InvalidInput, match="at odds"):
+        EngineConfig(speculative="suffix", speculative_config='{"method": "ngram"}')
+
+
 def test_gangs_and_vectors_have_no_drafts() -> None:
     core, collector = make_core("llama"), Collector()
     core.speculator = make_speculator("ngram", 4, 1, 3, adapts=False)

@@ -9,7 +9,7 @@ from octavo.backends.adapters import AdapterRoom
 from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
-from octavo.decoding.speculation import METHODS, Speculator, make_speculator
+from octavo.decoding.speculation import METHODS, Speculator, asked_of, make_speculator
 from octavo.engine.adapters import MAX_LORAS, MAX_RANK, check_name
 from octavo.engine.memory import parse_size
 
@@ -59,6 +59,7 @@ class EngineConfig:
     priority_ageing_s: float = _flag(60.0, "Seconds of waiting that count as one level of priority; 0: never.")
     tenant_weights: str = _flag("", "Shares of tenants under the fair policy, 1 where not named: alice=3,bob=2.")
     speculative: str = _flag("", f"Guess tokens ahead and verify them: {', '.join(METHODS)}; empty: off. Same tokens.")
+    speculative_config: str = _flag("", 'The same as a JSON object: {"method": "ngram", "num_speculative_tokens": 4}.')
     num_speculative_tokens: int = _flag(8, "Most guesses of a sequence in one step; what pays is measured.")
     prompt_lookup_min: int = _flag(2, "Tokens that must have come before for ngram to guess what follows.")
     prompt_lookup_max: int = _flag(6, "Tokens that ngram compares at most.")
@@ -124,8 +125,15 @@ class EngineConfig:
 
     def speculator(self) -> Speculator | None:
         """A new one, if tokens are guessed. Raises ``InvalidInput``."""
-        lookup = self.prompt_lookup_min, self.prompt_lookup_max
-        return make_speculator(self.speculative, self.num_speculative_tokens, *lookup)
+        asked = asked_of(self.speculative_config)
+        if self.speculative and asked.get("method", self.speculative) != self.speculative:
+            raise InvalidInput("speculative_config", self.speculative_config, f"is at odds with {self.speculative}")
+        return make_speculator(
+            asked.get("method", self.speculative),
+            asked.get("num_speculative_tokens", self.num_speculative_tokens),
+            asked.get("prompt_lookup_min", self.prompt_lookup_min),
+            asked.get("prompt_lookup_max", self.prompt_lookup_max),
+        )
 
     @property
     def adapter_room(self) -> AdapterRoom:

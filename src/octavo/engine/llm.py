@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -228,7 +229,9 @@ def _config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     for name in options:
         if name not in known:
             raise InvalidInput(name, options[name], "unknown option; known: " + ", ".join(sorted(known)))
-    return replace(EngineConfig(model=model), **options)
+    asked = options.get("speculative_config")
+    told = {"speculative_config": json.dumps(asked)} if isinstance(asked, Mapping) else {}
+    return replace(EngineConfig(model=model), **{**options, **told})
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

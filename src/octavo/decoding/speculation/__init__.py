@@ -3,7 +3,7 @@ counts (`exact`). `speculator` joins them to a scheduler."""
 
 from octavo.decoding.speculation.control import DraftControl
 from octavo.decoding.speculation.exact import accepted
-from octavo.decoding.speculation.methods import METHODS, make_speculator
+from octavo.decoding.speculation.methods import METHODS, asked_of, make_speculator
 from octavo.decoding.speculation.ngram import NgramProposer
 from octavo.decoding.speculation.proposer import BranchKey, Proposer
 from octavo.decoding.speculation.speculator import Speculator
@@ -16,5 +16,6 @@ __all__ = [
     "Proposer",
     "Speculator",
     "accepted",
+    "asked_of",
     "make_speculator",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from octavo.core.errors import InvalidInput
 from octavo.decoding.speculation.control import DraftControl
 from octavo.decoding.speculation.ngram import NgramProposer
@@ -9,10 +12,27 @@ from octavo.decoding.speculation.proposer import Proposer
 from octavo.decoding.speculation.speculator import Speculator
 from octavo.decoding.speculation.suffix import SuffixProposer
 
-__all__ = ["METHODS", "make_speculator"]
+__all__ = ["METHODS", "asked_of", "make_speculator"]
 
 METHODS = ("ngram", "suffix")
 MOST = 64  # drafts, and tokens that are looked up
+
+
+def asked_of(config: str) -> dict[str, Any]:
+    """What a ``speculative_config`` in the spelling of vLLM asks for: a JSON object. Raises ``InvalidInput``."""
+    if not config:
+        return {}
+    try:
+        found = json.loads(config)
+    except ValueError:
+        found = None
+    known = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+    if not isinstance(found, dict):
+        raise InvalidInput("speculative_config", config, 'give a JSON object: {"method": "ngram"}')
+    for name in found:
+        if name not in known:
+            raise InvalidInput(f"speculative_config.{name}", found[name], f"is not known; known are {', '.join(known)}")
+    return found
 
 
 def make_speculator(
