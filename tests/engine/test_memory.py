@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidInput
+from octavo.decoding.speculation.suffix import NODE_BYTES, SuffixProposer, SuffixSettings
+from octavo.engine.config import EngineConfig
 from octavo.engine.memory import MemoryNeeds, available_memory, parse_size, plan_memory, show_size, total_memory
 
 NEEDS = MemoryNeeds(weights=500, activations=50, workspace=50, page_bytes=10)
@@ -26,7 +29,8 @@ def plan(**changes: Any) -> Any:
         "default_cap": 10_000,
         "available": 4000,
     }
-    return plan_memory(NEEDS, **{**settings, **changes})
+    needs = replace(NEEDS, drafts=changes.pop("drafts", 0))
+    return plan_memory(needs, **{**settings, **changes})
 
 
 def test_the_host_tier_is_whole_pages_in_the_plan() -> None:
@@ -38,6 +42,18 @@ def test_the_host_tier_is_whole_pages_in_the_plan() -> None:
         plan(host_memory=9)
     with pytest.raises(InvalidInput, match=r"host tier 1\.\d KiB"):
         plan(host_memory=1900)
+
+
+def test_what_is_remembered_to_guess_tokens_from_is_in_the_plan() -> None:
+    with_drafts, without = plan(drafts=300), plan()
+    assert with_drafts.total <= with_drafts.budget
+    assert with_drafts.total - with_drafts.kv == without.total - without.kv + 300
+    assert "drafts" in with_drafts.describe() and "drafts" not in without.describe()
+    with pytest.raises(InvalidInput, match=r"drafts 1\.\d KiB"):
+        plan(drafts=1900)
+    most = SuffixProposer(SuffixSettings(own_nodes=10, past_nodes=100, namespaces=3)).most_bytes(4)
+    assert most == (4 * 10 + 3 * 100) * NODE_BYTES
+    assert EngineConfig(speculative="suffix").draft_bytes > 0 == EngineConfig().draft_bytes
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,17 @@ def test_siblings_stay_as_often_as_an_enumeration_says() -> None:
     assert (found.last >= 0).mean() == pytest.approx(want, rel=0.01)
 
 
+def test_siblings_drawn_without_replacement_follow_the_law() -> None:
+    """Three of four tokens, from a law that is far off: whoever is tested against the wrong law shows."""
+    rng = np.random.default_rng(4)
+    p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.55, 0.3, 0.1, 0.05])
+    laws = [np.tile(law, (DRAWS, 4, 1)) for law in (p, q)]
+    order = np.argsort(np.log(q) + rng.gumbel(size=(DRAWS, 4)), axis=1)[:, ::-1]
+    found = verify(*laws, order[:, :3], (-1, -1, -1), rng.random((DRAWS, 3)), rng.random((DRAWS, 2)))
+    first = np.where(found.last >= 0, order[np.arange(DRAWS), found.last], found.token)
+    assert_follows(np.bincount(first, minlength=4).astype(np.float64), p)
+
+
 def test_noise_is_that_of_the_house() -> None:
     seeds, index, ids = [7, 2**63 + 1, 7, 12], [0, 3, 2**31, 9], [0, 5, 7, 49151]
     got = uniforms(np.array(seeds, np.uint64), 2, np.array(index), np.array(ids), ACCEPT_COIN)

@@ -182,6 +182,23 @@ def test_memory_stays_bounded_and_what_is_old_goes_first() -> None:
     assert not found[-1]
 
 
+def test_a_branch_that_waits_while_others_fill_the_index_finds_nothing_in_what_has_gone() -> None:
+    proposer, rng = SuffixProposer(SuffixSettings(depth=4, past_nodes=200)), random.Random(5)
+    proposer.open("waits", "x", 1)
+    known = [rng.randrange(10, 1000) for _ in range(40)]
+    proposer.observe("waits", known)
+    for i in range(6):
+        proposer.open(i, "x", 1)
+        proposer.observe(i, [rng.randrange(10, 1000) for _ in range(60)])
+        proposer.drop(i)
+    for token in (2001, 2002, 2003):
+        assert proposer.propose("waits", known, 2) == []
+        known.append(token)
+    proposer.open("last", "x", 1)
+    proposer.observe("last", [2, 3001, 3002, 3003, 3004])
+    assert proposer.propose("waits", [*known, 2003, 3001, 3002], 1) == [3003]
+
+
 def test_a_long_prompt_is_taken_in_by_slices() -> None:
     proposer = SuffixProposer(SuffixSettings(tokens_at_once=20))
     calls = [proposer.propose("a", LOOP * 10, 3) for _ in range(4)]

@@ -215,6 +215,7 @@ def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: i
         workspace=logits,
         page_bytes=page_bytes(model, config.page_size) * width // 4,
         adapters=_adapter_bytes(config, model, width),
+        drafts=config.draft_bytes,
     )
     return plan_memory(
         needs,

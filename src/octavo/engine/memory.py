@@ -110,6 +110,12 @@ class MemoryNeeds:
     workspace: int  # logits of the largest step
     page_bytes: int  # one page: all layers of its group, keys and values
     adapters: int = 0  # all places for them
+    drafts: int = 0  # what is remembered to guess tokens from
+
+    @property
+    def fixed(self) -> int:
+        """All but pages."""
+        return self.weights + self.adapters + self.drafts + self.activations + self.workspace
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ class MemoryPlan:
     def total(self) -> int:
         """All of it."""
         needs = self.needs
-        return needs.weights + needs.adapters + self.kv + self.host + needs.activations + needs.workspace
+        return needs.fixed + self.kv + self.host
 
     @property
     def capacity_tokens(self) -> int:
@@ -155,6 +161,7 @@ class MemoryPlan:
         rows = [
             ("weights", self.needs.weights, ""),
             *([("adapters", self.needs.adapters, "")] if self.needs.adapters else []),
+            *([("drafts", self.needs.drafts, "at most: what tokens are guessed from")] if self.needs.drafts else []),
             ("KV cache", self.kv, f"{self.num_pages} pages of {self.page_size}: {self.capacity_tokens} tokens"),
             *([("host tier", self.host, self._host_pages())] if self.host else []),
             ("activations", self.needs.activations, ""),
@@ -190,8 +197,7 @@ def plan_memory(
     host_pages = host_memory // needs.page_bytes
     if host_memory and not host_pages:
         raise InvalidInput("host_kv_memory", host_memory, f"give a page at least: {show_size(needs.page_bytes)}")
-    fixed = needs.weights + needs.adapters + needs.activations + needs.workspace
-    fixed += (host_pages + disk_buffers) * needs.page_bytes
+    fixed = needs.fixed + (host_pages + disk_buffers) * needs.page_bytes
     one_sequence = math.ceil(max_seq_len / page_size) * num_groups
     if kv_memory is not None:
         pages = kv_memory // needs.page_bytes
@@ -217,6 +223,7 @@ def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int
     if plan.budget is not None and needed > plan.budget:
         needs, host = plan.needs, f"host tier {show_size(plan.host)} + " if plan.host else ""
         host += f"adapters {show_size(needs.adapters)} + " if needs.adapters else ""
+        host += f"drafts {show_size(needs.drafts)} + " if needs.drafts else ""
         remedy = (
             f"weights {show_size(needs.weights)} + KV {show_size(max(plan.kv, smallest))} + {host}activations "
             f"{show_size(needs.activations)} + workspace {show_size(needs.workspace)} = {show_size(needed)} do not "

@@ -38,7 +38,6 @@ class SuffixAutomaton:
         """One more token of a sequence whose context has `length` tokens: counts all substrings that end with it.
         -> the context of the next token and its length.
         """
-        context = self._settled(context, length)  # another sequence may have split it
         target = self._next[context].get(token)
         if target is None:
             target = self._add(context, token)
@@ -90,14 +89,13 @@ class SuffixAutomaton:
         likelihood, score = 1.0, 0.0
         while len(tokens) < most:
             state, length = self.continued(state, length)
-            best = self.shares(state)[:1] if length else []
-            for share, token in best:
-                likelihood *= share
-                state, length = self.follow(state, length, token)
-            if not best or likelihood < floor:
+            share, token = self._likeliest(state) if length else (0.0, 0)
+            likelihood *= share
+            if not share or likelihood < floor:
                 break
-            tokens.append(best[0][1])
+            tokens.append(token)
             score += likelihood
+            state, length = self.follow(state, length, token)
         return tokens, score
 
     def tree(self, state: int, length: int, most: int, floor: float) -> tuple[DraftTree, float]:
@@ -131,6 +129,19 @@ class SuffixAutomaton:
             (-likelihood * share, found + i, parent, token, *self.follow(state, length, token))
             for i, (share, token) in enumerate(shares)
         ]
+
+    def _likeliest(self, state: int) -> tuple[float, int]:
+        """The first of `shares`; (0, 0): there are none."""
+        children, count = self._next[state], self._count
+        if len(children) > MOST_CHILDREN:
+            return 0.0, 0
+        total = most = likeliest = 0
+        for token, target in children.items():
+            seen = count[target]
+            total += seen
+            if seen >= most:
+                most, likeliest = seen, token
+        return most / total, likeliest
 
     def _settled(self, state: int, length: int) -> int:
         """The state of the last `length` tokens of a substring of `state`."""

@@ -14,22 +14,24 @@ from octavo.core.errors import InvalidInput
 from octavo.decoding.speculation.automaton import ROOT, SuffixAutomaton
 from octavo.decoding.speculation.tree import DraftTree
 
-__all__ = ["SuffixProposer", "SuffixSettings"]
+__all__ = ["NODE_BYTES", "SuffixProposer", "SuffixSettings"]
+
+NODE_BYTES = 320  # 312 measured
 
 Match = tuple[SuffixAutomaton, int, int]  # where, the state of the longest match that goes on, and its tokens
 
 
 @dataclass(frozen=True)
 class SuffixSettings:
-    """Raises InvalidInput for a depth below 2 or a limit below 1. A node takes about 300 bytes."""
+    """Raises InvalidInput for a depth below 2 or a limit below 1. A node takes NODE_BYTES."""
 
     depth: int = 16  # tokens of the longest substring that is counted; matches are shorter by one
     least_match: int = 2  # tokens
     floor: float = 0.1  # likelihood below which no draft is made
     drafts_per_match: float = 1.0  # drafts for each token of the match
-    own_nodes: int = 1 << 14  # of a branch: beyond, its oldest half is forgotten
-    past_nodes: int = 1 << 17  # of a namespace's past outputs
-    namespaces: int = 8  # whose past outputs are kept; the one used longest ago goes first
+    own_nodes: int = 1 << 13  # of a branch: beyond, its oldest half is forgotten
+    past_nodes: int = 1 << 16  # of a namespace's past outputs
+    namespaces: int = 4  # whose past outputs are kept; the one used longest ago goes first
     tokens_at_once: int = 256  # taken in by one call: a longer prompt makes no draft before it is through
 
     def __post_init__(self) -> None:
@@ -128,6 +130,11 @@ class SuffixProposer:
         self.settings = settings or SuffixSettings()
         self._branches: dict[Hashable, _Branch] = {}
         self._past: OrderedDict[Hashable, SuffixIndex] = OrderedDict()
+
+    def most_bytes(self, branches: int) -> int:
+        """Memory with that many branches at once, at most."""
+        limits = self.settings
+        return (branches * limits.own_nodes + limits.namespaces * limits.past_nodes) * NODE_BYTES
 
     @property
     def num_nodes(self) -> int:
