@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define OCTAVO_API __attribute__((visibility("default")))
-#define OCTAVO_ABI_VERSION 3
+#define OCTAVO_ABI_VERSION 4
 #define OCTAVO_NONE (-1) /* no buffer, no weight, no slot */
 
 #ifdef __cplusplus
@@ -19,6 +19,7 @@ extern "C" {
 typedef struct octavo_engine octavo_engine;   /* instruction set, threads, packed weights */
 typedef struct octavo_kv octavo_kv;           /* pages of keys and values */
 typedef struct octavo_program octavo_program; /* a forward pass, ready to run */
+typedef struct octavo_adapters octavo_adapters; /* low-rank adapters of a model, by place */
 
 OCTAVO_API int32_t octavo_abi_version(void);
 OCTAVO_API const char* octavo_kernel_version(void); /* changes whenever a kernel's rounding does */
@@ -96,6 +97,20 @@ OCTAVO_API int32_t octavo_kv_move_slots(octavo_kv* kv, const int64_t* moves, int
 OCTAVO_API int32_t octavo_kv_write(octavo_kv* kv, int32_t layer, int64_t slot, const float* k, const float* v);
 OCTAVO_API int32_t octavo_kv_read(octavo_kv* kv, int32_t layer, int64_t slot, float* k, float* v);
 
+/* ---- low-rank adapters. A target is a product that they may change: y += (x . a) . b, the scale within b. */
+typedef struct octavo_target {
+  int64_t n, k; /* outputs, inputs */
+} octavo_target;
+/* Room for so many adapters of ranks up to `rank`, in fp32, or with half 1 in bf16. Programs that were opened over it end first. */
+OCTAVO_API octavo_adapters* octavo_adapters_open(int32_t places, int32_t rank, const octavo_target* targets, int32_t count,
+                                                int32_t half);
+OCTAVO_API void octavo_adapters_close(octavo_adapters* adapters);
+OCTAVO_API int64_t octavo_adapters_bytes(const octavo_adapters* adapters);
+/* What a place has for a target; no step may be naming the place. a [k, rank padded to 16], b [n / 16 rounded up, rank, 16]. */
+OCTAVO_API int32_t octavo_adapters_set(octavo_adapters* adapters, int32_t place, int32_t target, int32_t rank, const void* a,
+                                       const void* b);
+OCTAVO_API int32_t octavo_adapters_clear(octavo_adapters* adapters, int32_t place);
+
 /* ---- programs */
 enum { /* rows of a buffer */
   OCTAVO_ROWS_T = 0, /* token rows */
@@ -109,7 +124,8 @@ typedef struct octavo_buffer { /* float32 [rows of the step, cols] */
 enum { /* octavo_op.code; in, out: buffers; w: weights; all OCTAVO_NONE where not used */
   OCTAVO_EMBED = 0,  /* out0 = table w0 [ids] * f0 */
   OCTAVO_LINEAR = 1, /* out_j = epilogue(x . w_j + w_{4+j}); x = in0, normed by w8 with eps f0 unless w8 is none.
-                        i0: epilogue (kernels.h), i1: matrices (1..4); in1: what an ADD epilogue adds; f1: soft cap */
+                        i0: epilogue (kernels.h), i1: matrices (1..4); in1: what an ADD epilogue adds; f1: soft cap.
+                        A gate/up pair may have out1 [T, packed columns]: where an adapter changes it, its values go there */
   OCTAVO_NORM = 2,   /* out0 = rms_norm(in0) * w0 (+ in1); eps f0 */
   OCTAVO_LAYER_NORM = 3, /* out0 = layer_norm(in0) * w0 + w1; eps f0 */
   OCTAVO_ADD = 4,        /* out0 = in0 + in1 */
@@ -121,7 +137,10 @@ enum { /* octavo_op.code; in, out: buffers; w: weights; all OCTAVO_NONE where no
   OCTAVO_ATTENTION = 9,  /* out0 = attention(q in0); i1 layer, i2 head_dim, i3 window, f0 scale, f1 soft cap, w0 sinks */
   OCTAVO_MOE = 10,       /* out0 = (in1 +) experts of in0, normed as in LINEAR; in2 router logits [T, E]. i0 first of its
                             `extra` entries (E gate/up pairs, then E downs), i1 E, i2 top_k, i3 normalize, i4 epilogue */
-  OCTAVO_OPS = 11
+  OCTAVO_LORA = 11, /* after a LINEAR of the same x (in0, w8, f0): what adapters add to its outputs in1..in3, for targets
+                       i0..i2 (or none); i3 STORE. Of a gate/up pair: targets i0, i1; in1 the LINEAR's out1 (below), in2 its
+                       out0, which is made here; i3 its epilogue. A step without adapters passes over it */
+  OCTAVO_OPS = 12
 };
 typedef struct octavo_op {
   int32_t code;
@@ -151,6 +170,7 @@ typedef struct octavo_program_spec {
   const int32_t* layer_group; /* [layers] KV group of each layer */
   const int32_t* layer_index; /* [layers] its place within the group */
   const int32_t* extra;       /* weights of mixtures */
+  const octavo_adapters* adapters; /* that steps may name, or null */
 } octavo_program_spec;
 
 /* The program keeps `engine` and `kv`, not the records. */
@@ -215,6 +235,7 @@ typedef struct octavo_step {
   const uint8_t* grammar_masks; /* must be null: a row's mask is in its rules */
   float* hidden;              /* [tokens, hidden cols] or null */
   float* scores;              /* exported attention probabilities; must be null */
+  const int32_t* adapters;    /* [sequences] place of each one's adapter, or OCTAVO_NONE; null: none has any */
 } octavo_step;
 
 /* Runs a step. Nothing has been written when it returns a negative number. */

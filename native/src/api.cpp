@@ -4,6 +4,7 @@
 #include <new>
 #include <string>
 
+#include "adapters.h"
 #include "cpus.h"
 #include "dispatch.h"
 #include "measure.h"
@@ -252,6 +253,25 @@ int32_t octavo_kv_read(octavo_kv* kv, int32_t layer, int64_t slot, float* k, flo
     pages.kernels->kv_read(&shape, blob, slot % shape.page_size, k + head * shape.dim, v + head * shape.dim);
   }
   return 0;
+}
+
+octavo_adapters* octavo_adapters_open(int32_t places, int32_t rank, const octavo_target* targets, int32_t count, int32_t half) {
+  return guarded<octavo_adapters*>(nullptr, [&]() -> octavo_adapters* {
+    auto made = std::make_unique<octavo_adapters>();
+    return made->adapters.open(places, rank, targets, count, half != 0, &last_error()) ? made.release() : nullptr;
+  });
+}
+
+void octavo_adapters_close(octavo_adapters* adapters) { delete adapters; }
+int64_t octavo_adapters_bytes(const octavo_adapters* adapters) { return adapters->adapters.bytes(); }
+
+int32_t octavo_adapters_set(octavo_adapters* adapters, int32_t place, int32_t target, int32_t rank, const void* a, const void* b) {
+  const char* wrong = adapters->adapters.set(place, target, rank, a, b);
+  return wrong == nullptr ? 0 : fail(wrong);
+}
+
+int32_t octavo_adapters_clear(octavo_adapters* adapters, int32_t place) {
+  return adapters->adapters.clear(place) ? 0 : fail("adapters: no such place");
 }
 
 octavo_program* octavo_program_open(octavo_engine* engine, octavo_kv* kv, const octavo_program_spec* spec) {

@@ -179,6 +179,11 @@ struct Kernels {
   void (*stored_decode)(int32_t type, const uint8_t* row, int64_t k0, int64_t k1, float* out);  // values [k0, k1), whole blocks
   // Q4_0 and Q4_1: codes [k], scale and offset [k / 32]; false where float16 does not hold one
   bool (*stored_codes)(int32_t type, const uint8_t* row, int64_t k, uint8_t* codes, float* scale, float* offset);
+
+  // ---- low-rank adapters (lora.inc): up to eight rows with one of them
+  void (*lora_shrink)(float* u, int64_t ldu, const float* const* x, int64_t rows, int64_t k, const uint8_t* a, int64_t rank, bool half, const uint8_t* next);  // u = x . a [k, rank: a multiple of 16], fp32 or bf16; next: the factor after it
+  void (*lora_expand)(float* const* y, int64_t step, const float* u, int64_t ldu, int64_t rows, const uint8_t* b, int64_t rank, int64_t blocks, bool half, const uint8_t* next);  // y += u . b [blocks, rank, 16]; blocks of y are `step` apart
+  void (*gate_pairs)(float* dst, const float* pairs, int32_t kind, int64_t n);  // act(gate) * up of a packed pair's sums
 };
 
 extern "C" const Kernels* octavo_kernels_generic();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters.h"
 #include "engine.h"
 #include "plan.h"
 #include "pool.h"
@@ -39,6 +40,7 @@ struct Op {
   Act act{};                    // layout of the operands
   int32_t next = OCTAVO_NONE;   // of a LINEAR: the one that follows
   int32_t coming = OCTAVO_NONE; // this or the next LINEAR: its weights are fetched while a thread waits or does something else
+  bool adapted = false;         // of a LORA and the pair before it: the running step has an adapter that changes it
   const Weight* const* experts = nullptr;  // E gate/up pairs, then E downs
   Act inner{};                  // layout of a mixture's second operands
 };
@@ -60,12 +62,20 @@ struct RowRange {
   int64_t begin, end, base;
 };
 
+// Rows of one place, or without an adapter.
+struct AdapterUnit {
+  int32_t place, count;
+  int32_t rows[kAdapterRows];
+};
+
 // Working memory of one thread.
 struct alignas(64) ThreadScratch {
   uint8_t* operands;   // an Act of kRowBlock rows
   float* scale;        // [rows] inverse root mean squares
   uint8_t* attention;
   float* row;          // one row of the widest buffer
+  float* adapted;      // [kAdapterRows, widest] normed rows, and [kAdapterRows, kMostRank], if there are adapters
+  float* inner;
   SampleScratch sample;
   Ahead ahead;       // weights of record `ahead_of` that this thread will multiply
   int32_t ahead_of;
@@ -91,6 +101,7 @@ class Program {
   const char* wrong_linear(const octavo_op& op) const;
   const char* wrong_pages(const octavo_op& op) const;
   const char* wrong_mixture(const octavo_op& op) const;
+  const char* wrong_lora(const octavo_op& op) const;
   bool indices_exist(const octavo_op& op) const;
   void resolve(const octavo_op& record);
   void resolve_linear(Op* op);
@@ -112,8 +123,12 @@ class Program {
   void bind(const octavo_step& step);
   void plan_attention();
   void note_turns();
+  static bool has_adapters(const octavo_step& step);
+  const char* wrong_adapters(const octavo_step& step) const;
+  void gather_adapters();
+  bool changes(const Op& op, int32_t place) const;
 
-  // what threads do: run.cpp, run_linear.cpp, run_attention.cpp, run_moe.cpp
+  // what threads do: run.cpp, run_linear.cpp, run_lora.cpp, run_attention.cpp, run_moe.cpp
   static void thread_main(void* program, int thread);
   void walk(int thread);
   void execute(const Op& op, int thread);
@@ -146,6 +161,9 @@ class Program {
   const uint8_t* next_panel(const Op& op, int thread) const;
   Ahead first_weights(const Op& op, int thread) const;
   Ahead* ahead(const Op& op, int thread);
+  void lora(const Op& op, int thread);
+  void adapt(const Op& op, const AdapterUnit& unit, const Factors* after, int thread);
+  const Factors* first_factors(const Op& op, int32_t place, int from) const;
   void moe(const Op& op, int thread);
   void route(const Op& op, int thread);
   void sort_pairs(const Op& op);
@@ -188,7 +206,8 @@ class Program {
   };
   std::vector<Rope> ropes_;
   std::vector<ThreadScratch> scratch_;
-  std::vector<uint8_t> barriers_[kPlans];
+  std::vector<uint8_t> barriers_[2][kPlans];  // of steps without adapters, with some
+  const Adapters* adapters_ = nullptr;
   uint8_t* act_memory_ = nullptr;
   uint8_t* inner_memory_ = nullptr;
   uint8_t* values_ = nullptr;  // all buffers
@@ -199,6 +218,9 @@ class Program {
   // of the running step
   const octavo_step* step_ = nullptr;
   double* op_seconds_ = nullptr;  // null: records are not timed
+  bool adapted_ = false;
+  std::vector<AdapterUnit> units_;
+  std::vector<int32_t> by_place_;       // sequences
   std::vector<float*> base_;
   std::vector<int64_t> stride_;
   std::vector<int32_t> sequence_of_;    // [max_tokens]

@@ -71,6 +71,7 @@ const char* Program::wrong(const octavo_op& op) const {
     case OCTAVO_ROPE_KV:
     case OCTAVO_ATTENTION: return wrong_pages(op);
     case OCTAVO_MOE: return wrong_mixture(op);
+    case OCTAVO_LORA: return wrong_lora(op);
     default: return wrong_shapes(op);
   }
 }
@@ -113,8 +114,28 @@ const char* Program::wrong_linear(const octavo_op& op) const {
     }
   }
   if (op.i[0] != EPI_STORE && op.i[1] != 1) return "this epilogue is for one matrix";
+  const bool aside = gated(op.i[0]) && op.out[1] != OCTAVO_NONE;
+  if (aside && (!buffer_is(op.out[1], weight(op.w[0]).mat.panels * 64, of) || op.out[1] == op.out[0] || op.out[1] == op.in[0])) return "out1 is not of the pair's width";
   if (op.i[0] == EPI_ADD && !buffer_is(op.in[1], weight(op.w[0]).n, of)) return "in1 has another shape than out0";
   return vector_is(op.w[8], cols(op.in[0]), true) ? nullptr : "w8 is no vector of the input's width";
+}
+
+const char* Program::wrong_lora(const octavo_op& op) const {
+  const bool pair = gated(op.i[3]);
+  if (op.in[0] == OCTAVO_NONE || !vector_is(op.w[8], cols(op.in[0]), true)) return "it lacks its input, or w8 has another width";
+  if (!buffer_is(op.in[0], cols(op.in[0])) || (!pair && op.i[3] != EPI_STORE)) return "it takes token rows, and i3 is STORE or a gate";
+  for (int j = 0; j < 3; j++) {
+    const int32_t out = op.in[pair && j < 2 ? 1 : 1 + j];
+    if (op.i[j] == OCTAVO_NONE) continue;
+    if (out == OCTAVO_NONE || out == op.in[0] || (pair && j == 2)) return "a target has no output";
+    if (op.i[j] < 0 || (adapters_ != nullptr && !in_range(op.i[j], adapters_->num_targets()))) return "a target is out of range";
+    if (adapters_ == nullptr) continue;
+    const octavo_target& target = adapters_->target(op.i[j]);
+    const int64_t n = pair ? cols(op.in[2]) : cols(out);
+    if (target.k != cols(op.in[0]) || target.n != n || !buffer_is(out, cols(out))) return "a target has another shape";
+  }
+  if (!pair) return nullptr;
+  return buffer_is(op.in[2], cols(op.in[2])) && cols(op.in[1]) >= 2 * cols(op.in[2]) ? nullptr : "a pair's outputs have other shapes";
 }
 
 const char* Program::wrong_pages(const octavo_op& op) const {

@@ -13,6 +13,7 @@ int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit;
 bool Program::open(const octavo_program_spec& spec, std::string* error) {
   if (!check_spec(spec, error)) return false;
   limits_ = spec;
+  adapters_ = spec.adapters == nullptr ? nullptr : &spec.adapters->adapters;
   buffers_.assign(spec.buffers, spec.buffers + spec.num_buffers);
   layer_group_.assign(spec.layer_group, spec.layer_group + spec.num_layers);
   layer_index_.assign(spec.layer_index, spec.layer_index + spec.num_layers);
@@ -28,6 +29,14 @@ bool Program::open(const octavo_program_spec& spec, std::string* error) {
     }
   }
   for (int32_t i = 0; i < spec.num_ops; i++) resolve(spec.ops[i]);
+  for (size_t i = 0; i < ops_.size(); i++) {
+    const octavo_op& r = ops_[i].record;
+    if (r.code != OCTAVO_LORA || r.i[3] == EPI_STORE) continue;
+    const octavo_op* pair = i == 0 ? nullptr : &ops_[i - 1].record;
+    if (pair != nullptr && pair->code == OCTAVO_LINEAR && pair->out[1] == r.in[1] && pair->out[0] == r.in[2] && pair->i[0] == r.i[3]) continue;
+    *error = "program: record " + std::to_string(i) + ": it does not follow its pair";
+    return false;
+  }
   int32_t coming = OCTAVO_NONE;
   for (size_t i = ops_.size(); i-- > 0; ops_[i].coming = coming) {
     if (ops_[i].record.code == OCTAVO_LINEAR) coming = static_cast<int32_t>(i);
@@ -45,6 +54,8 @@ void Program::resolve(const octavo_op& record) {
     resolve_linear(&op);
   } else if (record.code == OCTAVO_MOE) {
     resolve_mixture(&op);
+  } else if (record.code == OCTAVO_LORA) {
+    op.norm = vector(record.w[8]);
   } else if (record.code == OCTAVO_EMBED) {
     op.mats[0] = &weight(record.w[0]);
   } else {
@@ -115,6 +126,10 @@ void Program::allocate() {
   table_.assign(static_cast<size_t>(limits_.num_groups), nullptr);
   sequence_of_.assign(static_cast<size_t>(limits_.max_tokens), 0);
   plan_of_group_.assign(static_cast<size_t>(limits_.num_groups), 0);
+  if (adapters_ != nullptr) {
+    units_.reserve(static_cast<size_t>(limits_.max_tokens));
+    by_place_.reserve(static_cast<size_t>(limits_.max_sequences));
+  }
   allocate_plans();
   allocate_mixture();
   allocate_threads();
@@ -157,10 +172,11 @@ void Program::allocate_mixture() {
 }
 
 void Program::allocate_threads() {
-  int64_t operands = 64, widest = 0, attention = 64;
+  int64_t operands = 64, widest = 0, attention = 64, adapted = 0;
   for (const int64_t stride : stride_) widest = std::max(widest, stride);
   for (const Op& op : ops_) {
     if (op.record.code == OCTAVO_LINEAR) operands = std::max(operands, act_bytes(op.act, kRowBlock));
+    if (op.record.code == OCTAVO_LORA) adapted = std::max(adapted, stride(op.record.in[0]));
     if (op.record.code != OCTAVO_ATTENTION) continue;
     const int64_t group = cols(op.record.in[0]) / pages_->kv.dim / pages_->kv.kv_heads;
     attention = std::max(attention, kernels_->attn_scratch(static_cast<int32_t>(group), pages_->kv.dim));
@@ -171,6 +187,8 @@ void Program::allocate_threads() {
     own.scale = memory_.take_array<float>(std::max(most_rows(), moe_.pairs));
     own.attention = memory_.take(attention);
     own.row = memory_.take_array<float>(2 * widest);
+    if (adapted > 0) own.adapted = memory_.take_array<float>(kAdapterRows * adapted);
+    if (adapted > 0) own.inner = memory_.take_array<float>(kAdapterRows * kMostRank);
     own.sample.allocate(&memory_, limits_.vocab_size);
     scratch_.push_back(own);
   }

@@ -35,7 +35,7 @@ struct Stages {
   bool split = false;
 };
 
-Stages linear_stages(const octavo_op& op, const Ways& ways) {
+Stages linear_stages(const octavo_op& op, const Ways& ways, bool adapted) {
   Stages s;
   const Mode mode = ways.mode(op.out[0]);
   const Owner row = ways.row_owner(op.out[0]), panel = mode == Mode::kRows ? row : Owner::kAny;
@@ -46,6 +46,7 @@ Stages linear_stages(const octavo_op& op, const Ways& ways) {
   if (s.split) reads(products, ways.buffers + kOperands, Owner::kAny);
   reads(products, op.in[1], panel);
   for (int j = 0; j < op.i[1]; j++) writes(products, op.out[j], panel);
+  if (adapted && op.i[0] >= EPI_SILU_MUL) writes(products, op.out[1], panel);  // of a pair: one of the two
   return s;
 }
 
@@ -75,8 +76,17 @@ Stages attention_stages(const octavo_op& op, const Ways& ways) {
   return s;
 }
 
-Stages stages_of(const octavo_op& op, const Ways& ways) {
-  if (op.code == OCTAVO_LINEAR) return linear_stages(op, ways);
+// Units of rows, whosever they are.
+Stages lora_stages(const octavo_op& op) {
+  Stages s;
+  for (const int32_t buffer : op.in) reads(&s.first, buffer, Owner::kAny);
+  for (int j = 1; j < 4; j++) writes(&s.first, op.in[j], Owner::kAny);
+  return s;
+}
+
+Stages stages_of(const octavo_op& op, const Ways& ways, bool adapted) {
+  if (op.code == OCTAVO_LORA) return lora_stages(op);
+  if (op.code == OCTAVO_LINEAR) return linear_stages(op, ways, adapted);
   if (op.code == OCTAVO_ROPE_KV) return rope_stages(op, ways);
   if (op.code == OCTAVO_ATTENTION) return attention_stages(op, ways);
   Stages s;
@@ -92,12 +102,16 @@ Stages stages_of(const octavo_op& op, const Ways& ways) {
   return s;
 }
 
-std::vector<uint8_t> plan(const std::vector<Op>& ops, const Ways& ways) {
+std::vector<uint8_t> plan(const std::vector<Op>& ops, const Ways& ways, bool adapted) {
   SyncState state(static_cast<size_t>(ways.buffers + kSharedCount));
   state.apply({{ways.buffers + kTurns, Owner::kAny, true}});
   std::vector<uint8_t> meet;
   for (const Op& op : ops) {
-    const Stages stages = stages_of(op.record, ways);
+    if (!adapted && op.record.code == OCTAVO_LORA) {
+      meet.push_back(0);
+      continue;
+    }
+    const Stages stages = stages_of(op.record, ways, adapted);
     const bool barrier = op.record.code == OCTAVO_MOE || state.needs_barrier(stages.first);
     if (barrier) state.barrier();
     state.apply(stages.first);
@@ -115,7 +129,7 @@ void Program::plan_barriers() {
     for (const Mode r : {Mode::kFew, Mode::kPanels, Mode::kRows}) {
       for (const Share share : {Share::kUnits, Share::kItems, Share::kParts}) {
         const Ways ways{t, r, share, static_cast<int32_t>(buffers_.size()), buffers_};
-        barriers_[plan_number(t, r, share)] = plan(ops_, ways);
+        for (const bool adapted : {false, true}) barriers_[adapted][plan_number(t, r, share)] = plan(ops_, ways, adapted);
       }
     }
   }

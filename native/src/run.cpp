@@ -14,10 +14,11 @@ void Program::thread_main(void* program, int thread) { static_cast<Program*>(pro
 
 void Program::walk(int thread) {
   Pool& pool = Pool::shared();
-  const std::vector<uint8_t>& meet = barriers_[plan_number(mode_t_, mode_r_, share_)];
+  const std::vector<uint8_t>& meet = barriers_[adapted_][plan_number(mode_t_, mode_r_, share_)];
   scratch_[static_cast<size_t>(thread)].ahead_of = OCTAVO_NONE;
   turn_tables(thread);
   for (size_t i = 0; i < ops_.size(); i++) {
+    if (!adapted_ && ops_[i].record.code == OCTAVO_LORA) continue;
     if (op_seconds_ != nullptr) {
       execute_timed(i, thread);
       continue;
@@ -52,6 +53,7 @@ void Program::execute(const Op& op, int thread) {
     case OCTAVO_ROPE_KV: return rope_kv(op, thread);
     case OCTAVO_ATTENTION: return attention(op, thread);
     case OCTAVO_MOE: return moe(op, thread);
+    case OCTAVO_LORA: return lora(op, thread);
     default: return elementwise(op, thread);
   }
 }

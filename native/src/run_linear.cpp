@@ -122,10 +122,12 @@ void Program::multiply(const Op& op, const Act& act, RowRange range, int lot, in
     const int64_t count = own.end - own.begin, begin = std::max<int64_t>(p0 - first, 0), end = std::min(p1 - first, count);
     first += count;
     if (begin >= end) continue;
+    const bool apart = adapted_ && op.adapted;  // a pair that an adapter changes before its epilogue
+    const int32_t out = apart ? r.out[1] : r.out[j];
     Epilogue e{};
-    e.kind = r.i[0];
-    e.ldo = stride(r.out[j]);
-    e.out = data(r.out[j]) + range.base * e.ldo;
+    e.kind = apart ? EPI_STORE : r.i[0];
+    e.ldo = stride(out);
+    e.out = data(out) + range.base * e.ldo;
     e.bias = op.bias[j];
     e.ldr = r.in[1] == OCTAVO_NONE ? 0 : stride(r.in[1]);
     e.res = r.in[1] == OCTAVO_NONE ? nullptr : data(r.in[1]) + range.base * e.ldr;

@@ -16,6 +16,7 @@ constexpr int64_t kMostRows = 1 << 20;  // of a page table
 bool Program::check_step(const octavo_step& step, std::string* error) const {
   const char* wrong = wrong_step(step);
   for (int32_t s = 0; wrong == nullptr && s < step.sequences; s++) wrong = wrong_sequence(step, s);
+  if (wrong == nullptr) wrong = wrong_adapters(step);
   if (wrong != nullptr) *error = std::string("step: ") + wrong;
   return wrong == nullptr;
 }
@@ -100,6 +101,7 @@ void Program::bind(const octavo_step& step) {
   }
   note_turns();
   plan_attention();
+  gather_adapters();
 }
 
 // Groups whose layers see all positions have one plan, the others another; one whose sequences share other pages joins those.
@@ -150,7 +152,7 @@ const float* Program::logits(int64_t* stride_out) const {
 
 int Program::barriers(int64_t tokens, int64_t logit_rows) const {
   int count = 0;
-  for (const uint8_t flag : barriers_[plan_number(mode_for(tokens), mode_for(logit_rows), Share::kItems)]) count += flag != 0;
+  for (const uint8_t flag : barriers_[0][plan_number(mode_for(tokens), mode_for(logit_rows), Share::kItems)]) count += flag != 0;
   return count;
 }
 

@@ -26,8 +26,8 @@ from octavo.engine.replay import replay_epoch
 from octavo.weights.lora import read_adapter
 
 ROOM = AdapterRoom(3, 8)
-EXACT = ["reference"]
-BACKENDS = [name for name in ("reference", "numpy") if name in available_backends()]
+EXACT = [name for name in ("reference", "native") if name in available_backends()]
+BACKENDS = [name for name in ("reference", "numpy", "native") if name in available_backends()]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, logprobs=2, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.1, top_k=20, seed=5, max_tokens=6, logprobs=0, presence_penalty=0.3)
 PROMPTS = [(1, 9, 31, 44, 12, 7), (1, 9, 31, 44, 12, 7, 50, 23, 18, 36, 5, 41), (4, 4, 7), (1, 9, 31)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any
 
@@ -20,6 +21,7 @@ from octavo.backends import native_lib as lib
 from octavo.backends.adapters import AdapterRoom
 from octavo.backends.capture import capture
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
+from octavo.backends.native_adapters import NativePlaces, adapter_bytes
 from octavo.backends.native_codes import CodeArrays, StoredCodes, StoredRows, code_arrays
 from octavo.backends.native_formats import FormatPlan, resolve_kv_dtype
 from octavo.backends.native_lower import lower
@@ -153,11 +155,10 @@ class NativeBackend(SamplingOps):
     def compile(
         self, model: Any, *, format: str = "auto", kv_dtype: str = "auto", adapters: AdapterRoom | None = None
     ) -> NativeModel:
-        """A model made ready for this backend; `load` gives it its weights. Raises InvalidInput for what cannot run."""
-        if adapters is not None and adapters.places:
-            remedy = "the native backend has no adapters yet; serve them with --backend numpy"
-            raise InvalidInput("max_loras", adapters.places, remedy)
-        return NativeModel(self, model, FormatPlan(format), resolve_kv_dtype(kv_dtype, format))
+        """A model made ready for this backend, with room for adapters; `load` gives it its weights. Raises InvalidInput
+        for what cannot run."""
+        room = adapters or AdapterRoom()
+        return NativeModel(self, model, FormatPlan(format), resolve_kv_dtype(kv_dtype, format), room)
 
     # ---- steps
 
@@ -248,8 +249,12 @@ class NativeBackend(SamplingOps):
 class NativeModel:
     """A model over the native backend: its forward pass is a program. What else it is, the wrapped model answers."""
 
-    def __init__(self, backend: NativeBackend, model: Any, formats: FormatPlan, kv_dtype: str) -> None:
+    def __init__(
+        self, backend: NativeBackend, model: Any, formats: FormatPlan, kv_dtype: str, room: AdapterRoom
+    ) -> None:
         self.backend, self.model, self.formats, self.kv_dtype = backend, model, formats, kv_dtype
+        self.room = room
+        self._factors: dict[str, tuple[Floats | None, Floats | None]] = {}  # of smoothed matrices: columns, rows
         self.shapes: Mapping[str, Sequence[int]] = model.weight_shapes()
         self.lowered = self.lower()
         self.limits = StepLimits()  # of pools for which nobody called `open`
@@ -261,7 +266,29 @@ class NativeModel:
 
     def lower(self, keep: bool = False) -> Lowered:
         """The native form of the forward pass; `keep`: one whose values can all be read after a step."""
-        return lower(capture(self.model.forward, self.shapes), self.formats, keep)
+        return lower(capture(self.model.forward, self.shapes), self.formats, keep, bool(self.room.places) and not keep)
+
+    def adapter_places(self) -> NativePlaces:
+        """Where adapters lie."""
+        return self._places
+
+    @cached_property
+    def _places(self) -> NativePlaces:
+        smoothed = lambda name: self._factors.get(f"{name}.weight", (None, None))  # noqa: E731
+        return NativePlaces(self.room, self._targets(), smoothed, self._half)
+
+    @property
+    def _half(self) -> bool:
+        """Adapters are kept in bf16 beside weights that are rounded as well."""
+        return self.weight_format != "fp32"
+
+    def _targets(self) -> dict[str, Sequence[int]]:
+        """What adapters may change, with its shape `[N, K]`."""
+        return {name: self.shapes[f"{name}.weight"] for name in self.lowered.targets}
+
+    def adapter_bytes(self) -> int:
+        """Bytes of all places for adapters."""
+        return adapter_bytes(self.room, self._targets(), self._half)
 
     def kv_groups(self, dtype: str = "") -> tuple[KVGroup, ...]:
         """The KV groups, in the type that this engine keeps."""
@@ -333,6 +360,8 @@ class NativeModel:
     ) -> None:
         """`NativeEngine.pack_scaled` of a weight."""
         self.backend.engine.pack_scaled(self._weights[spec], halves, columns, rows)
+        for name in filter(None, (spec.name, spec.up)):
+            self._factors[f"{name}"] = columns, rows if name == (spec.up or spec.name) else None
 
     def set_vector(self, spec: VectorSpec, values: Floats) -> None:
         """`NativeEngine.set_vector` of a weight."""
@@ -363,7 +392,8 @@ class NativeModel:
     def open(self, pool: NativeKVPool, limits: StepLimits) -> NativeProgram:
         """Make room for steps up to `limits` over a pool, once: steps allocate nothing."""
         vocab = self.model.config.vocab_size
-        program = NativeProgram(self.backend.engine, pool, self.lowered, self._weights, limits, vocab)
+        places = self._places if self.room.places else None
+        program = NativeProgram(self.backend.engine, pool, self.lowered, self._weights, limits, vocab, places)
         pool.programs[self] = program
         return program
 

@@ -14,7 +14,7 @@ from octavo.core.errors import InvalidInput
 
 __all__ = ["FORMATS", "KV_TYPES", "BackendUnavailable", "chosen_isa", "library", "library_path"]
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 NONE = -1
 ROWS_T, ROWS_R = 0, 1
 EPI_STORE, EPI_ADD, EPI_SILU_MUL, EPI_GELU_MUL = range(4)
@@ -75,6 +75,12 @@ class Rope(c.Structure):
     _fields_ = (("inv_freq", c.POINTER(_F64)), ("factor", _F64), ("pairs", _I64))
 
 
+class Target(c.Structure):
+    """octavo_target."""
+
+    _fields_ = (("n", _I64), ("k", _I64))
+
+
 class ProgramSpec(c.Structure):
     """octavo_program_spec."""
 
@@ -84,6 +90,7 @@ class ProgramSpec(c.Structure):
         *((name, _I32) for name in ("vocab_size", "logits", "hidden", "num_extra")),
         *(("buffers", c.POINTER(Buffer)), ("ops", c.POINTER(Op)), ("ropes", c.POINTER(Rope))),
         *((name, c.POINTER(_I32)) for name in ("layer_group", "layer_index", "extra")),
+        ("adapters", _P),
     )
 
 
@@ -125,7 +132,10 @@ class Step(c.Structure):
         *((name, _I32) for name in ("size", "tokens", "sequences", "logit_rows", "samples", "table_width")),
         ("table_rows", _I64),
         *((name, _P) for name in ("token_ids", "positions", "starts", "table_row", "page_table", "no_write", "rows")),
-        *((name, _P) for name in ("sampling", "sampled", "parent_rows", "grammar_masks", "hidden", "scores")),
+        *(
+            (name, _P)
+            for name in ("sampling", "sampled", "parent_rows", "grammar_masks", "hidden", "scores", "adapters")
+        ),
     )
 
 
@@ -156,6 +166,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_kv_move_slots": (_I32, (_P, _P, _I64)),
     "octavo_kv_write": (_I32, (_P, _I32, _I64, _P, _P)),
     "octavo_kv_read": (_I32, (_P, _I32, _I64, _P, _P)),
+    "octavo_adapters_open": (_P, (_I32, _I32, c.POINTER(Target), _I32, _I32)),
+    "octavo_adapters_close": (None, (_P,)),
+    "octavo_adapters_bytes": (_I64, (_P,)),
+    "octavo_adapters_set": (_I32, (_P, _I32, _I32, _I32, _P, _P)),
+    "octavo_adapters_clear": (_I32, (_P, _I32)),
     "octavo_program_open": (_P, (_P, _P, c.POINTER(ProgramSpec))),
     "octavo_program_close": (None, (_P,)),
     "octavo_program_bytes": (_I64, (_P,)),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends import native_lib as lib
+from octavo.backends.native_adapters import NativePlaces
 from octavo.backends.native_pages import NativeKVPool
 from octavo.backends.native_records import Lowered, NativeOp, WeightSpec
 from octavo.backends.native_rows import RowRecords
@@ -46,15 +47,17 @@ class NativeProgram:
         weights: Mapping[WeightSpec, int],
         limits: StepLimits,
         vocab_size: int,
+        places: NativePlaces | None = None,
     ) -> None:
         self._lib = lib.library()
         self.limits, self.vocab_size = limits, vocab_size
         spec, keep = _spec(lowered, weights, pool, limits, vocab_size)
+        spec.adapters = None if places is None else places.handle
         self.handle = self._lib.octavo_program_open(engine.handle, pool.handle, spec)
         del keep
         if not self.handle:
             raise InvalidInput("program", vocab_size, self._lib.octavo_error().decode())
-        self._engine = engine  # outlives the program, as does the pool that owns it
+        self._engine, self._places = engine, places  # outlive the program, as does the pool that owns it
         lib.close_with(self, self._lib.octavo_program_close, self.handle)
         self._num_ops, self._buffers = len(lowered.ops), lowered.buffers
         self._step = lib.Step(size=ctypes.sizeof(lib.Step))
@@ -130,6 +133,8 @@ class NativeProgram:
         step.no_write = None if silent is None else silent.ctypes.data
         parents = batch.cache.get("parent_rows")
         step.parent_rows = None if parents is None else parents.ctypes.data
+        places = batch.cache.get("adapters")
+        step.adapters = None if places is None else places.ctypes.data
 
     def _logits(self, rows: int) -> Floats:
         if not rows:
