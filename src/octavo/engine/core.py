@@ -15,6 +15,7 @@ from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Speculator
 from octavo.engine.adapters import AdapterTable, ReadAdapter, ServedAdapter
+from octavo.engine.forcing import Forcing
 from octavo.engine.gaps import GapWatch
 from octavo.engine.metrics import Metrics
 from octavo.engine.overlap import StepThread
@@ -50,6 +51,7 @@ class EngineCore:
         self.metrics = metrics
         self.clock = clock
         self.audits = audit
+        self.forcing: Forcing | None = None
         self.grammars: GrammarCompiler | None = None  # what outputs may be asked to follow
         self.tiers = tiers  # host memory and disk, if evicted pages are kept there
         self._index_saved = 0.0
@@ -82,6 +84,8 @@ class EngineCore:
             told = {"request": request.request_id, "reason": str(error), "field": error.field}
             self.scheduler.timeline.record("refuse", now, **told)
             raise
+        if self.forcing is not None:
+            self.forcing.open(request)
         self.metrics.submitted(request.request_id, len(request.prompt_token_ids), now, request.tenant)
 
     def load_adapter(self, name: str, path: str, read: ReadAdapter) -> ServedAdapter:
@@ -179,11 +183,15 @@ class EngineCore:
         running = None if self._thread is None else self._thread.decision
         if running is not None:
             return running
+        begun, scheduler = self.clock(), self.scheduler
+        forced = {} if self.forcing is None else self.forcing.drafts(scheduler.running, scheduler.get)
         if self.speculator is not None:
-            begun = self.clock()
-            self.scheduler.propose(self.speculator.drafts(self.scheduler.running()))
+            free = [branch for branch in scheduler.running() if branch.key not in forced]
+            scheduler.propose({**self.speculator.drafts(free), **forced})
             self.propose_seconds += self.clock() - begun
-        return self.scheduler.plan(now)
+        elif forced:
+            scheduler.propose(forced)
+        return scheduler.plan(now)
 
     def _execute(self, decision: ScheduleDecision, now: float) -> StepResult:
         """Run a step; with overlap, plan the one behind it meanwhile, and have it running before this one's commit."""
@@ -191,7 +199,8 @@ class EngineCore:
             return self.executor(decision)
         if self._thread.decision is None:
             self._thread.start(decision)
-        if self.speculator is None or self.speculator.rests():
+        waits = self.forcing is not None and self.forcing.is_needed
+        if not waits and (self.speculator is None or self.speculator.rests()):
             self.scheduler.plan_ahead(now)
         result = self._thread.wait()
         behind = self.scheduler.advance(result)

@@ -23,6 +23,7 @@ from octavo.engine.adapters import AdapterTable
 from octavo.engine.core import EngineCore
 from octavo.engine.disk_pages import DiskPages
 from octavo.engine.fixture import Fixture
+from octavo.engine.forcing import Forcing
 from octavo.engine.identity import model_digest, namespace, numerics_id
 from octavo.engine.metrics import Metrics
 from octavo.engine.runner import ModelRunner
@@ -153,7 +154,7 @@ def build_core(
         clock=clock,
     )
     core = EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap, tiers=tiers)
-    core.adapters, core.grammars = table, grammars
+    core.adapters, core.grammars, core.forcing = table, grammars, Forcing(grammars)
     return core
 
 

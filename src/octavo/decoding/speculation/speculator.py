@@ -31,6 +31,7 @@ class Speculator:
         self.stats = SpeculationStats()
         self._branches: dict[BranchKey, tuple[Branch, Taken]] = {}
         self._requests: dict[str, list[int]] = {}  # drafts of those that live, and drawn ones
+        self._guessed: dict[BranchKey, Sequence[int]] = {}  # for the last plan
         self._empty = self._ahead = 0  # calls without a draft, one after the other; steps that may be planned ahead
 
     def drafts(self, running: Sequence[Branch]) -> dict[BranchKey, Sequence[int]]:
@@ -43,6 +44,7 @@ class Speculator:
             said = self.proposer.propose(branch.key, branch.token_ids, count) if count else ()
             if said:
                 found[branch.key] = said
+        self._guessed = found
         self._empty = 0 if found else min(self._empty + 1, MOST_AHEAD)
         self._ahead = self._empty
         return found
@@ -62,7 +64,9 @@ class Speculator:
         for row, result in zip(others, others_results, strict=True):
             decodes_only = decodes_only and row.num_scheduled_tokens == 1 + row.num_drafts and row.flags.sample
             drafts, tokens = drafts + row.num_drafts, tokens + len(result.token_ids)
-            if row.num_drafts:
+            if row.num_drafts and (row.request_id, row.choice) not in self._guessed:
+                decodes_only = False  # a grammar forced them: nothing is learned from that
+            elif row.num_drafts:
                 self._saw(row, len(result.token_ids) - 1)
         self.stats.steps += drafts > 0
         if self.control is not None and decodes_only:

@@ -1,0 +1,76 @@
+"""Jump-forward: what a grammar forces takes no forward pass of its own, and all bytes are what they are without."""
+
+import pytest
+from engine_harness import Collector, make_core, make_request
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from octavo.backends import available_backends
+from octavo.core.grammar import Grammar
+from octavo.core.params import SamplingParams
+from octavo.decoding.speculation import Speculator
+from octavo.decoding.speculation.ngram import NgramProposer
+
+PATTERNS = ["(the cat|a dog) sat on (a|the) mat[!?]", "abcdef[0-9]{1,3}", "[a-e]{3}", "(ab){1,4}c", "x"]
+BACKENDS = [name for name in available_backends() if name not in ("null", "cost", "numpy")]  # which promise equal bytes
+
+
+def outcome(backend, requests, *, jumps, guesses=False, **scheduling):
+    core = make_core(backend=backend, page_size=16 if backend == "native" else 4, **scheduling)
+    if not jumps:
+        core.forcing = None
+    if guesses:
+        core.speculator = Speculator(NgramProposer(2, 4), 4)
+    collector, steps = Collector(), 0
+    for name, prompt, params in requests:
+        core.submit(make_request(name, prompt, params), 0.0)
+    while core.has_work:
+        collector.take(core.step(0.0))
+        steps += 1
+        assert steps < 500
+    return collector.choices, steps, core
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_passes_fall_by_the_forced_share(backend):
+    """One request: a pass for each token less those that are forced, and the end token's."""
+    params = SamplingParams(max_tokens=40, seed=3, grammar=Grammar("regex", PATTERNS[0]), logprobs=1)
+    requests = [("r", [1, 9, 31], params)]
+    with_jumps, few, core = outcome(backend, requests, jumps=True)
+    without, many, _ = outcome(backend, requests, jumps=False)
+    assert with_jumps == without and with_jumps["r", 0].finish_reason == "stop"
+    tokens, forced = len(with_jumps["r", 0].tokens), core.forcing.num_forced
+    assert forced >= 10 and (few, many) == (many - forced, many) and many >= tokens
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.sampled_from(PATTERNS), st.integers(0, 99), st.booleans()), min_size=1, max_size=4),
+    st.sampled_from(BACKENDS),
+    st.booleans(),
+    st.integers(2, 9),
+    st.integers(24, 60),
+)
+def test_the_bytes_are_the_same_beside_others_with_guesses_and_with_few_pages(drawn, backend, guesses, chunk, pages):
+    requests = [
+        (f"r{i}", [1, 9 + i, 31], SamplingParams(
+            max_tokens=30, seed=seed, n=1 + (seed % 2), presence_penalty=0.3 * wants, min_tokens=seed % 3,
+            logprobs=1 if wants else None, grammar=Grammar("regex", pattern),
+        ))
+        for i, (pattern, seed, wants) in enumerate(drawn)
+    ]  # fmt: skip
+    plain, _, _ = outcome(backend, requests, jumps=False)
+    tight = {"max_batched_tokens": 2 * chunk, "max_prefill_chunk": chunk, "num_pages": pages}
+    found, _, core = outcome(backend, requests, jumps=True, guesses=guesses, **tight)
+    assert found == plain
+    assert core.forcing._drafts([]) == {} and core.forcing._matchers == {}
+
+
+def test_a_fault_ends_its_own_request():
+    """A grammar that this vocabulary cannot say to the end: its request fails with words, others go on."""
+    dead = SamplingParams(max_tokens=9, grammar=Grammar("regex", "ab(é|cdé)"))
+    fine = SamplingParams(max_tokens=9, seed=1, grammar=Grammar("regex", "abc[de]"))
+    alone = outcome("reference", [("fine", [1, 5], fine)], jumps=True)[0]
+    both, _, _ = outcome("reference", [("dead", [1, 4], dead), ("fine", [1, 5], fine)], jumps=True)
+    assert both["fine", 0] == alone["fine", 0]
+    assert both["dead", 0].finish_reason == "error" and "grammar cannot be followed" in both["dead", 0].error
