@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import anthropic
 import httpx
+import jsonschema
 import ollama
 import openai
 import pytest
@@ -60,6 +61,36 @@ def test_an_answer_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None
     assert usage is not None and whole.usage is not None
     assert usage.completion_tokens == whole.usage.completion_tokens
     assert usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+WEATHER: Any = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_forced_call_comes_with_arguments_that_fit(client: openai.OpenAI, choice: Any) -> None:
+    function = {"name": "weather", "description": "The weather in a city.", "parameters": WEATHER, "strict": True}
+    turns: Any = [{"role": "user", "content": "How warm is it in Paris?"}]
+    asked: Any = {"model": MODEL, "messages": turns, "temperature": 0, "max_tokens": 60, "parallel_tool_calls": False}
+    asked |= {"tools": [{"type": "function", "function": function}], "tool_choice": choice}
+    with client.chat.completions.stream(**asked) as stream:
+        fragments = [event.arguments_delta for event in stream if event.type == "tool_calls.function.arguments.delta"]
+        final = stream.get_final_completion().choices[0]
+    (call,) = final.message.tool_calls or ()
+    assert final.finish_reason == "tool_calls" and call.function.name == "weather" and call.id
+    assert "".join(fragments) == call.function.arguments and len(fragments) > 2
+    jsonschema.validate(json.loads(call.function.arguments), WEATHER)
+    whole = client.chat.completions.create(**asked).choices[0].message
+    assert [each.function.arguments for each in whole.tool_calls or ()] == [call.function.arguments]
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees"}
+    turns = [*turns, whole.model_dump(exclude_none=True), result]
+    assert (
+        client.chat.completions.create(**asked | {"messages": turns, "tool_choice": "none"}).choices[0].message.content
+    )
 
 
 def test_responses_are_kept_and_gone_on_with(client: openai.OpenAI) -> None:

@@ -40,7 +40,8 @@ SAMPLES: dict[str, Any] = {
     "normalize": False, "query": "b", "documents": ["a", "c"], "top_n": 1, "return_documents": False, "text_1": "b",
     "text_2": ["b", "a"], "tools": [TOOL], "tool_choice": "none", "parallel_tool_calls": False,
     "functions": [{"name": "f"}],
-    "function_call": "none", "include_reasoning": False, "think": True, "separate_reasoning": False,
+    "function_call": "none", "include_reasoning": False, "thinking_token_budget": 5,
+    "thinking": {"type": "enabled", "budget_tokens": 5}, "think": True, "separate_reasoning": False,
     "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a+"},
     "guided_json": {"type": "object"}, "guided_regex": "b+", "guided_choice": ["a", "b"],
     "guided_grammar": 'start: "a"', "grammar": 'root ::= "a"',
@@ -56,6 +57,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 UNSEEN = {(kind, "add_special_tokens") for kind in ("CompletionRequest", "EmbeddingsRequest", "TokenizeTextRequest")}
 # this answer has neither calls nor thoughts: test_tools looks at these
 UNSEEN |= {("ChatRequest", name) for name in ("parallel_tool_calls", "include_reasoning", "separate_reasoning")}
+UNSEEN |= {("CountTokensRequest", "thinking")}
 
 
 def sample(body: Body, name: str) -> Any:

@@ -13,6 +13,7 @@ from octavo.decoding.pieces import Call
 from octavo.decoding.tools import DIALECTS, written
 from octavo.serve.protocol import ChatRequest
 from octavo.serve.tools import tools_asked
+from octavo.tokenizers.simple import SimpleTokenizer
 
 SHOWN = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}<tool_call>"
 SHOWN += "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}({{ c.function.name }}"
@@ -152,7 +153,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
     ({"tools": TOOLS, "functions": [{"name": "f"}]}, "functions"),
     ({"functions": [{}]}, "functions"),
-    ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget"),
 ]  # fmt: skip
 
 
@@ -190,6 +191,61 @@ def test_thoughts_are_apart_from_the_answer() -> None:
     assert off["choices"][0]["message"]["content"] == "a</think>b"
     earlier = [*USER, {"role": "assistant", "content": "b", "reasoning_content": "a"}, *USER]
     assert "<assistant>ba\n" in prompt_of({"messages": earlier}, THINKS)
+
+
+# -- what is enforced
+
+
+def grammar_of(body: dict[str, Any], template: str = SHOWN, **config: Any) -> str:
+    """The grammar that the engine is given; empty if none."""
+    asked = engine("x", template)
+    answer = post(CHAT, {"messages": USER, **body}, engine=asked, **config)
+    assert answer.status_code == 200, answer.text
+    grammar = asked.asked[0][1].grammar
+    return "" if grammar is None else grammar.source
+
+
+def test_a_forced_call_is_a_grammar_and_so_is_one_that_has_begun() -> None:
+    auto, required = grammar_of({"tools": TOOLS}), grammar_of({"tools": TOOLS, "tool_choice": "required"})
+    named = grammar_of({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}})
+    assert "lazy" in auto and "lazy" not in required and "call_1" in required and "call_1" not in named
+    assert '\\"g\\"' in named and '\\"f\\"' not in named
+    one = grammar_of({"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False})
+    assert len(one) < len(required)
+    assert not grammar_of({"tools": TOOLS, "tool_choice": "none"}) and not grammar_of({})
+    assert not grammar_of({"tools": TOOLS}, tool_call_parser="json")  # no mark says that a call has begun
+    older = grammar_of({"functions": [TOOLS[0]["function"]], "function_call": {"name": "f"}})
+    assert older == grammar_of({"tools": TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False})
+
+
+def test_what_cannot_be_enforced_is_refused_where_it_was_demanded() -> None:
+    odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": odd}}]
+    assert not grammar_of({"tools": tools})
+    strict = [{"type": "function", "function": {**tools[0]["function"], "strict": True}}]
+    for body in ({"tools": tools, "tool_choice": "required"}, {"tools": strict}):
+        asked = engine()
+        error = check_error(post(CHAT, {"messages": USER, **body}, engine=asked), 400, "tools")
+        assert "not" in error["message"] and not asked.asked
+    both = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
+    check_error(post(CHAT, {"messages": USER, **both}, engine=engine()), 400, "tools")
+
+
+def test_thoughts_have_a_budget_where_their_mark_is_a_token() -> None:
+    spelled = [f"<0x{byte:02X}>" for byte in range(256)] + ["<eos>", "<think>", "</think>"]
+    tokens = SimpleTokenizer(
+        spelled, kind="bytes", eos=["<eos>"], special=["<think>", "</think>"], chat_template=THINKS
+    )
+    asked = FakeEngine(answer="x", tokenizer=tokens, vocab_size=259)
+    assert post(CHAT, {"messages": USER, "thinking_token_budget": 7}, engine=asked).status_code == 200
+    params = asked.asked[0][1]
+    assert "<[^256,258]>{0,7} <[258]>" in params.grammar.source and not params.skip_special_tokens
+    body = {"messages": USER, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 7}}
+    assert post("/v1/messages", body, engine=asked).status_code == 200
+    assert asked.asked[1][1].grammar == params.grammar
+    bad = check_error(post(CHAT, {"messages": USER, "thinking_token_budget": 7}, engine=engine("x", THINKS)), 400)
+    assert bad["param"] == "thinking_token_budget" and "no single token" in bad["message"]
+    check_error(post(CHAT, {"messages": USER, "thinking_token_budget": -1}, engine=asked), 400, "thinking_token_budget")
 
 
 # -- the other APIs

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from octavo.core.errors import InvalidInput
+from octavo.core.grammar import Grammar
 from octavo.core.params import SamplingParams
 from octavo.decoding.answer import AnswerForm, AnswerReader
+from octavo.decoding.answer_grammar import answer_grammar
+from octavo.decoding.grammar.definition import definition
 from octavo.decoding.pieces import Piece, Whole, whole
 from octavo.decoding.reasoning import ReasoningFormat, format_named, format_of
 from octavo.serve.config import ServeConfig
-from octavo.serve.errors import ApiError, from_invalid_input
+from octavo.serve.errors import ApiError, from_invalid_input, invalid
+from octavo.serve.known_names import NO_THINKING
 from octavo.serve.port import Delta, TextModel
 from octavo.serve.prompts import Prompt
 from octavo.serve.protocol import ChatRequest
-from octavo.serve.tools import tools_asked
+from octavo.serve.tools import ToolsAsked, tools_asked
 from octavo.serve.turns import tool_dialect
 from octavo.tokenizers.base import Tokenizer
 from octavo.tokenizers.chat import template_of
 
-__all__ = ["PLAIN", "Reading", "answer_form", "call_id", "check_answer", "ended", "parsed"]
-__all__ += ["read_whole", "reading_marks", "reasoning_format"]
+__all__ = ["PLAIN", "Reading", "answer_of", "call_id", "check_answer", "ended", "parsed"]
+__all__ += ["read_whole", "reasoning_format"]
 
 PLAIN = AnswerForm()
 _TAIL = 32  # tokens of a prompt that are looked at for a mark
-_NOT_FORCED = "a call cannot be forced yet; use auto, and say in the prompt that a tool is to be called"
+_MAX_BUDGET = 1 << 20
+Check = Callable[[Grammar], Awaitable[None]]  # raises `ApiError` for a grammar that cannot be used
 
 
 def reasoning_format(tokenizer: Tokenizer, config: ServeConfig) -> ReasoningFormat | None:
@@ -40,15 +45,57 @@ def reasoning_format(tokenizer: Tokenizer, config: ServeConfig) -> ReasoningForm
 
 def check_answer(body: ChatRequest, model: TextModel, config: ServeConfig) -> None:
     """Refuse what cannot be asked of an answer. Raises ``ApiError`` 400."""
-    asked = tools_asked(body)
-    if asked is not None and asked.must:
-        name = "function_call" if asked.older else "tool_choice"
-        raise ApiError(400, f"{name}: {_NOT_FORCED}.", param=name, code="unsupported_parameter")
     try:
-        if asked is not None:
+        if tools_asked(body) is not None:
             tool_dialect(model.tokenizer, config)
     except InvalidInput as error:
         raise from_invalid_input(error) from error
+    budget, param = body.thinking_token_budget, "thinking_token_budget"
+    if budget is not None and not 0 <= budget <= _MAX_BUDGET:
+        raise invalid(param, f"must be from 0 to {_MAX_BUDGET}")
+    if budget is not None and reasoning_format(model.tokenizer, config) is None:
+        raise ApiError(400, f"{param}: {NO_THINKING}.", param=param, code="unsupported_parameter")
+
+
+async def answer_of(
+    body: Any, params: SamplingParams, prompts: Sequence[Prompt], model: TextModel, config: ServeConfig, check: Check
+) -> tuple[AnswerForm, SamplingParams]:
+    """What the answers to a body are made of, and the parameters that keep them so. Raises ``ApiError`` 400.
+
+    Where a call may be made and need not, schemas that cannot be enforced are left to the model, unless strict.
+    """
+    form = answer_form(body, prompts, model, config)
+    if form.is_plain:
+        return form, params
+    params, asked = reading_marks(params, form, model.tokenizer), tools_asked(body)
+    try:
+        for tool in () if asked is None else asked.callable:
+            await check(Grammar("json_schema", json.dumps(tool.parameters)))
+        return _constrained(body, asked, form, params, model.tokenizer)
+    except (ApiError, InvalidInput) as error:
+        if body.thinking_token_budget is None and asked is not None and not (asked.must or asked.strict):
+            return form, params
+        if isinstance(error, ApiError) and error.code != "invalid_grammar":
+            raise
+        said = error.remedy if isinstance(error, InvalidInput) else error.message
+        param = "thinking_token_budget" if asked is None else "functions" if asked.older else "tools"
+        raise ApiError(400, f"{param}: {said.rstrip('.')}.", param=param, code="invalid_grammar") from error
+
+
+def _constrained(
+    body: Any, asked: ToolsAsked | None, form: AnswerForm, params: SamplingParams, tokenizer: Tokenizer
+) -> tuple[AnswerForm, SamplingParams]:
+    budget = body.thinking_token_budget
+    if params.grammar is not None and (asked is not None or budget is not None):
+        name = "thinking_token_budget" if asked is None else "tools"
+        raise invalid(name, "cannot be combined with a format of the answer; send one of them")
+    tools, must = ((), False) if asked is None else (asked.callable, asked.must)
+    source, eager = answer_grammar(form, tools, tokenizer, required=must, budget=budget)
+    if source is None:
+        return form, params
+    grammar = Grammar("lark", source)
+    definition(grammar)
+    return replace(form, eager=eager), replace(params, grammar=grammar)
 
 
 def answer_form(body: Any, prompts: Sequence[Prompt], model: TextModel, config: ServeConfig) -> AnswerForm:

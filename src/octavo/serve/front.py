@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial, wraps
 from itertools import count
 from typing import Any, TypeVar
@@ -35,7 +36,7 @@ from octavo.serve.body import read_json
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError, invalid
-from octavo.serve.forms import answer_form, check_answer, reading_marks
+from octavo.serve.forms import answer_of, check_answer
 from octavo.serve.generate import Job, collect
 from octavo.serve.grammar_door import GrammarDoor
 from octavo.serve.guard import KEY
@@ -289,10 +290,11 @@ class Front:
         prompts: list[Prompt] = await self.text(work, plain)
         trail.tokenize = time.monotonic() - begun
         fit_context(prompts, params, self.engine, order.param)
+        check = self.grammars.check
+        form, params = await answer_of(order.body, params, prompts, self.engine, self.config, check)
         ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms), order.window)
         await stay.enter(sum(len(prompt.token_ids) for prompt in prompts), ask)
-        form = answer_form(order.body, prompts, self.engine, self.config)
-        reply = self._reply(order, trail, prompts, stay, form)
+        reply = self._reply(replace(order, params=params), trail, prompts, stay, form)
         places.callback(self._ended, reply.job)
         reply.job.cache_salt = self._salt(key, reply.job.cache_salt)
         stay.job = reply.job
@@ -364,7 +366,7 @@ class Front:
         job = Job(
             request_id=f"{request_id}.{uuid.uuid4().hex[:8]}",
             prompts=prompts,
-            params=reading_marks(order.params, form, self.engine.tokenizer),
+            params=order.params,
             timeout=_LONGEST_BULK if trail.bulk else self.config.request_timeout,
             deadline=_seconds(body.deadline_ms) or math.inf,
             priority=trail.priority,

@@ -99,6 +99,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
 

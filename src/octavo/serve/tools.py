@@ -24,6 +24,7 @@ class ToolsAsked:
     choice: str = "auto"
     parallel: bool = True
     older: bool = False
+    strict: bool = False  # the arguments of a call fit their schema, or the request is refused
 
     @property
     def must(self) -> bool:
@@ -57,7 +58,8 @@ def tools_asked(body: Any) -> ToolsAsked | None:
     if choice not in ("auto", "required", *names):
         raise invalid(name, f"names no tool that is given; there are {', '.join(names)}")
     parallel = not older and getattr(body, "parallel_tool_calls", None) is not False
-    return ToolsAsked(checked, choice, parallel, older)
+    strict = any(isinstance(item.get("function"), dict) and item["function"].get("strict") is True for item in given)
+    return ToolsAsked(checked, choice, parallel, older, strict)
 
 
 def shown_tools(body: Any) -> list[dict[str, Any]] | None:

@@ -15,9 +15,9 @@ from typing import Any
 from octavo.core.errors import InvalidInput
 from octavo.decoding.tools.dialects import ToolDialect
 
-__all__ = ["Tool", "calls_grammar", "literal"]
+__all__ = ["ANY_TEXT", "Tool", "calls_grammar", "literal"]
 
-_ANY = "TEXT: /(.|\\n)*/"
+ANY_TEXT = "TEXT: /(.|\\n)*/"
 _SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SPREADABLE = {"type", "properties", "required", "additionalProperties", "title", "description", "default", "examples"}
 _SPREADABLE |= {"$defs", "definitions", "$schema", "$id", "$comment"}
@@ -59,7 +59,7 @@ def calls_grammar(
     begun = f"TEXT <[{spell[dialect.opens]}]>" if dialect.opens in spell else "opening"
     lazy = [] if dialect.opens in spell else [f"opening[lazy]: TEXT {json.dumps(dialect.opens)}"]
     start = f"answer: section{'*' if parallel else '?'} rest"
-    return "\n".join([start, "rest: TEXT", *lazy, f"section: {begun} {body}", *rules, _ANY])
+    return "\n".join([start, "rest: TEXT", *lazy, f"section: {begun} {body}", *rules, ANY_TEXT])
 
 
 def literal(text: str, special: Mapping[str, int]) -> str:

@@ -14,9 +14,9 @@ from octavo.serve.apis.anthropic_answers import message_events, message_whole
 from octavo.serve.apis.anthropic_turns import tool_choice_of, tools_of, turns_of
 from octavo.serve.described import described
 from octavo.serve.dialects import Dialect, named_event, warned
-from octavo.serve.errors import ApiError
+from octavo.serve.errors import ApiError, invalid
 from octavo.serve.front import Front, Order
-from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, Names, is_empty, one_of
+from octavo.serve.known_names import LABEL, NO_GRAMMAR, Names, is_empty
 from octavo.serve.names import translated
 from octavo.serve.prompts import text_of
 from octavo.serve.protocol import ChatRequest
@@ -41,7 +41,6 @@ NAMES = Names(
     in_parts=("type", "text", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "signature"),
     aliases={"stop": "stop_sequences", "max_completion_tokens": "max_tokens"},
     refused={
-        "thinking": (one_of({"type": "disabled"}), NO_THINKING),
         "output_config": (is_empty, NO_GRAMMAR),
         "output_format": (is_empty, NO_GRAMMAR),
         **dict.fromkeys(("container", "mcp_servers", "context_management", "compaction"), (is_empty, _ELSEWHERE)),
@@ -64,6 +63,7 @@ class CountTokensRequest(Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -104,7 +104,13 @@ def _error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": None}
 
 
-ANTHROPIC = Dialect(_error_body, named_event, theirs={"stop": "stop_sequences"}, error_kind=AnthropicError)
+_THEIRS = {"stop": "stop_sequences", "thinking_token_budget": "thinking"}
+ANTHROPIC = Dialect(
+    _error_body,
+    named_event,
+    theirs=_THEIRS,
+    error_kind=AnthropicError,
+)
 
 
 def routes(front: Front) -> list[Route]:
@@ -145,6 +151,18 @@ class _Anthropic:
         return warned({"input_tokens": len(prompt.token_ids)}, warnings)
 
 
+def _thinking(asked: CountTokensRequest) -> dict[str, Any]:
+    """How much is thought before the answer, in our words. Raises ``ApiError`` 400."""
+    if not asked.thinking:
+        return {}
+    kind, budget = asked.thinking.get("type"), asked.thinking.get("budget_tokens")
+    if kind == "disabled":
+        return {"chat_template_kwargs": {**(asked.chat_template_kwargs or {}), "enable_thinking": False}}
+    if kind != "enabled" or type(budget) is not int:
+        raise invalid("thinking", "must be disabled, or enabled with budget_tokens")
+    return {"thinking_token_budget": budget}
+
+
 def _conversation(asked: CountTokensRequest) -> ChatRequest:
     """The request in our words. An answer that has been begun is gone on with."""
     turns = turns_of(asked.messages)
@@ -153,5 +171,5 @@ def _conversation(asked: CountTokensRequest) -> ChatRequest:
         turns = [{"role": "system", "content": text_of("system", asked.system)}, *turns]
     stop = getattr(asked, "stop_sequences", None)
     more = {"tools": tools_of(asked.tools), "parallel_tool_calls": None, "tool_choice": None}
-    more |= tool_choice_of(asked.tool_choice)
+    more |= {**tool_choice_of(asked.tool_choice), **_thinking(asked)}
     return translated(asked, ChatRequest, messages=turns, stop=stop, continue_final_message=goes_on, **more)
