@@ -227,6 +227,10 @@ def test_what_cannot_be_enforced_is_refused_where_it_was_demanded() -> None:
         asked = engine()
         error = check_error(post(CHAT, {"messages": USER, **body}, engine=asked), 400, "tools")
         assert "not" in error["message"] and not asked.asked
+    plain = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    for body, warned in ((BODY, False), ({"messages": USER, "tools": plain}, True)):
+        answer = post(CHAT, body, engine=engine("x"), tool_call_parser="json")
+        assert (answer.headers.get("x-octavo-warnings") == "strict") == warned
     both = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
     check_error(post(CHAT, {"messages": USER, **both}, engine=engine()), 400, "tools")
 

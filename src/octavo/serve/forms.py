@@ -19,6 +19,7 @@ from octavo.decoding.reasoning import ReasoningFormat, format_named, format_of
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, from_invalid_input, invalid
 from octavo.serve.known_names import NO_THINKING
+from octavo.serve.names import Warnings, note
 from octavo.serve.port import Delta, TextModel
 from octavo.serve.prompts import Prompt
 from octavo.serve.protocol import ChatRequest
@@ -27,8 +28,8 @@ from octavo.serve.turns import tool_dialect
 from octavo.tokenizers.base import Tokenizer
 from octavo.tokenizers.chat import template_of
 
-__all__ = ["PLAIN", "Reading", "answer_of", "call_id", "check_answer", "ended", "parsed"]
-__all__ += ["read_whole", "reasoning_format"]
+__all__ = ["PLAIN", "Reading", "answer_of", "call_id", "check_answer", "ended", "note_strict"]
+__all__ += ["parsed", "read_whole", "reasoning_format"]
 
 PLAIN = AnswerForm()
 _TAIL = 32  # tokens of a prompt that are looked at for a mark
@@ -80,6 +81,14 @@ async def answer_of(
         said = error.remedy if isinstance(error, InvalidInput) else error.message
         param = "thinking_token_budget" if asked is None else "functions" if asked.older else "tools"
         raise ApiError(400, f"{param}: {said.rstrip('.')}.", param=param, code="invalid_grammar") from error
+
+
+def note_strict(warnings: Warnings, body: Any, form: AnswerForm) -> None:
+    """Warn where strict arguments were asked for, and nothing says when a call has begun."""
+    if form.tools is not None and not form.eager and (asked := tools_asked(body)) is not None and asked.strict:
+        note(
+            warnings, "strict", "this model's calls begin with no mark, and are kept in form only where they are forced"
+        )
 
 
 def _constrained(
