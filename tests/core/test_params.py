@@ -155,19 +155,55 @@ strategies = {
         st.none(), st.just(Grammar("json_object")), st.builds(Grammar, st.just("lark"), st.text(min_size=1, max_size=9))
     ),
     "pooling": st.sampled_from([None, *POOLINGS]),
+    "best_of": st.sampled_from([None, 64]),
+    "use_beam_search": st.booleans(),
+    "length_penalty": st.floats(-10.0, 10.0),
+    "early_stopping": st.sampled_from([False, True, "never"]),
+}
+OF_BEAMS = {
+    *(
+        "max_tokens",
+        "min_tokens",
+        "n",
+        "best_of",
+        "use_beam_search",
+        "length_penalty",
+        "early_stopping",
+        "seed",
+        "stop",
+    ),
+    *("stop_token_ids", *FLAGS, "logprobs", "logprob_token_ids"),
 }
 
 
 @given(st.fixed_dictionaries(strategies))
 def test_trip_through_json(values):
-    if values["pooling"]:
-        values |= {"max_tokens": 0, "min_tokens": 0, "n": 1, "prompt_logprobs": None, "grammar": None}
-    if values["grammar"]:
-        values["ignore_eos"] = False
+    if values["use_beam_search"]:
+        values = {name: value for name, value in values.items() if name in OF_BEAMS}
+    else:
+        del values["length_penalty"], values["early_stopping"]
+        if values["pooling"]:
+            values |= {"max_tokens": 0, "min_tokens": 0, "n": 1, "best_of": None, "prompt_logprobs": None}
+            values |= {"grammar": None}
+        if values["grammar"]:
+            values["ignore_eos"] = False
     params = SamplingParams(**values)
     again = SamplingParams.from_dict(json.loads(json.dumps(params.to_dict(), allow_nan=False)))
     assert again == params and hash(again) == hash(params)
     assert again.to_dict() == params.to_dict()
+
+
+@given(st.data())
+def test_nothing_is_asked_of_beams_that_they_do_not_have(data):
+    name = data.draw(st.sampled_from(sorted(set(strategies) - OF_BEAMS)))
+    value = data.draw(strategies[name])
+    values = {name: value, "max_tokens": 0} if name == "pooling" else {name: value}
+    try:
+        unusual = getattr(SamplingParams(**values), name) != getattr(SamplingParams(), name)
+    except InvalidInput:
+        return
+    if unusual and values != {"temperature": 0.0}:
+        refused(name, use_beam_search=True, **values)
 
 
 def test_all_fields_are_drawn_and_matter():

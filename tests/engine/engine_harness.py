@@ -174,7 +174,7 @@ def alone(model: str, prompt: tuple[int, ...], params: SamplingParams) -> list[C
     core.submit(make_request("alone", prompt, params, model), 0.0)
     run_to_end(core, collector)
     assert_idle(core)
-    return [collector.choices["alone", choice] for choice in range(params.n)]
+    return [collector.choices["alone", choice] for choice in range(params.num_branches)]
 
 
 def inject(core: EngineCore, failure: Callable[[ScheduleDecision], Exception | None], *, after: bool = False) -> None:

@@ -84,12 +84,21 @@ PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=0),
     *(SamplingParams(max_tokens=0, pooling=kind) for kind in POOLINGS),
 ]
+WIDEST = 3
+BRANCHING = [
+    SamplingParams(n=2, best_of=WIDEST, use_beam_search=True, max_tokens=6, logprobs=1),
+    SamplingParams(n=2, use_beam_search=True, max_tokens=7, stop_token_ids=(5, 19), length_penalty=-1.0, min_tokens=2),
+    SamplingParams(n=WIDEST, use_beam_search=True, max_tokens=5, early_stopping="never", logprob_token_ids=(7,)),
+    SamplingParams(n=1, best_of=3, temperature=1.2, seed=8, max_tokens=5, frequency_penalty=0.5),
+    SamplingParams(n=2, temperature=0.9, seed=1, max_tokens=3, logprobs=0, prompt_logprobs=2),
+]
+ALL = [*PARAMS, *BRANCHING]
 
 
 @functools.cache
 def baseline(model: str, prompt: int, params: int) -> list[Choice]:
     """The request by itself."""
-    return alone(model, PROMPTS[prompt], PARAMS[params])
+    return alone(model, PROMPTS[prompt], ALL[params])
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ TROUBLES = ("cancel", "preempt", "fail before", "fail after", "row error", "move
 ARRIVALS = st.builds(
     Arrival,
     prompt=st.integers(0, len(PROMPTS) - 1),
-    params=st.integers(0, len(PARAMS) - 1),
+    params=st.one_of(st.integers(0, len(PARAMS) - 1), st.integers(len(PARAMS), len(ALL) - 1)),
     step=st.integers(0, 8),
     priority=st.integers(0, 2),
 )
@@ -163,15 +172,24 @@ class Run:
 
     def _core(self, page_size: int) -> Any:
         # room for the longest request alone, and little more: preemptions come by themselves
-        longest = max(len(PROMPTS[a.prompt]) + (PARAMS[a.params].max_tokens or 0) for a in self.plan["arrivals"])
-        pages = pages_for(self.model, page_size, longest) + pages_for(self.model, page_size, self.plan["spare_tokens"])
+        asked = [
+            (len(PROMPTS[a.prompt]) + (ALL[a.params].max_tokens or 0), ALL[a.params]) for a in self.plan["arrivals"]
+        ]
+        widths = [params.num_branches if params.use_beam_search else 1 for _, params in asked]
+        needed = [
+            width * pages_for(self.model, page_size, length) for (length, _), width in zip(asked, widths, strict=True)
+        ]
+        pages = max(needed) + pages_for(self.model, page_size, self.plan["spare_tokens"])
+        scheduling = dict(self.plan["scheduling"])
+        for name in ("max_batched_tokens", "max_running_requests"):
+            scheduling[name] = max(scheduling[name], *widths)  # beams are drawn in one step
         core = make_core(
             self.model,
             page_size=page_size,
             num_pages=pages,
             prefix_cache=self.plan["prefix_cache"],
             host_pages=self.plan["host_pages"] if self.plan["prefix_cache"] else 0,
-            **self.plan["scheduling"],
+            **scheduling,
         )
         if self.plan["drafts"]:
             core.speculator = Oracle(self._said, self.plan["drafts"], self.plan["lies"])
@@ -185,7 +203,10 @@ class Run:
         execute = core.executor
 
         def run(decision: Any) -> Any:
-            trouble = self.failures.pop(0) if self.failures and len(decision.rows) > 1 else None
+            suspects = {
+                row.request_id if self._has_beams(row) else (row.request_id, row.choice) for row in decision.rows
+            }
+            trouble = self.failures.pop(0) if self.failures and len(suspects) > 1 else None
             self.seen["no_write"] += any(row.flags.no_write for row in decision.rows)
             self.seen["copies"] += bool(decision.copies)
             self.seen["drafts"] += any(row.num_drafts for row in decision.rows)
@@ -202,6 +223,9 @@ class Run:
             raise OSError("injected")
 
         core.executor = run
+
+    def _has_beams(self, row: Any) -> bool:
+        return ALL[self.plan["arrivals"][int(row.request_id[1:])].params].use_beam_search
 
     def play(self) -> None:
         arrivals = sorted(enumerate(self.plan["arrivals"]), key=lambda pair: pair[1].step)
@@ -222,7 +246,7 @@ class Run:
     def _submit(self, index: int, arrival: Arrival) -> None:
         request_id = f"r{index}"
         request = make_request(
-            request_id, PROMPTS[arrival.prompt], PARAMS[arrival.params], self.model, priority=arrival.priority
+            request_id, PROMPTS[arrival.prompt], ALL[arrival.params], self.model, priority=arrival.priority
         )
         self.cores[0].submit(request, 0.0)
         self.live[request_id] = 0

@@ -150,9 +150,8 @@ class FakeEngine:
         try:
             if self.hold:
                 await asyncio.Event().wait()
-            deltas = [
-                delta for choice in range(params.n) for delta in _Writer(prompt, params, choice, self.answer).deltas()
-            ]
+            writers = [_Writer(prompt, params, choice, self.answer) for choice in range(params.num_branches)]
+            deltas = [delta for writer in writers for delta in writer.deltas()]
             for delta in deltas:
                 await asyncio.sleep(0)
                 if self.fail_after is not None and delta.num_output_tokens > self.fail_after:
@@ -202,6 +201,8 @@ class _Writer:
 
     def _delta(self, text: str, token: int, count: int) -> FakeDelta:
         asked = self._params.logprobs
+        if asked is None and self._params.draws_logprobs:
+            asked = 0
         entries = () if asked is None else (_entry(token, asked),)
         ask_prompt = self._params.prompt_logprobs if count == 1 else None
         of_prompt = None if ask_prompt is None else (None, *(_entry(i, ask_prompt) for i in self._prompt[1:]))

@@ -198,8 +198,8 @@ def test_many_unknown_parameters_are_counted_not_listed() -> None:
 
 
 UNSUPPORTED = [
-    ("suffix", "x"), ("best_of", 2), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]),
-    ("use_beam_search", True), ("chat_template", "{{ x }}"), ("store", True),
+    ("suffix", "x"), ("audio", {"voice": "x"}), ("modalities", ["text", "audio"]), ("chat_template", "{{ x }}"),
+    ("store", True),
 ]  # fmt: skip
 
 

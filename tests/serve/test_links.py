@@ -343,6 +343,26 @@ def test_logprobs_of_many_choices_go_in_as_many_messages_as_they_take(tokens: in
         assert rows == list(range(1, choices + 1))
 
 
+@given(tokens=st.integers(1, 60), pairs=st.integers(0, 21), choices=st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_all_that_beams_have_said_goes_in_as_many_messages_as_it_takes(tokens: int, pairs: int, choices: int) -> None:
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(wire, "MAX_BYTES", 1 << 13)
+        limits.setattr(engine_side, "_ROOM", 1 << 12)
+        side, _ = engine_with(2)
+        side.hear(2, m.Submit(1, "a", (1,), SamplingParams(n=choices, use_beam_search=True), 1), 0.0)
+        entry = TokenLogprobs(2**31 - 1, -1.25, 2**31 - 1, ((2**31 - 1, -1.25),) * pairs)
+        side.take(
+            TokenEvent("a", EventKind.TOKEN, choice, index, 2**31 - 1, entry if pairs else None)
+            for choice in range(choices)
+            for index in range(tokens)
+        )
+        link: m.Link[Any, Any] = m.Link(m.FromEngine)
+        found = [link.unpack(frames, 2) for _, frames in side.parcels(1)]
+        told = [(event.row, event.index) for _, step in filter(None, found) for event in step.events]
+        assert told == [(1 + choice, index) for choice in range(choices) for index in range(tokens)]
+
+
 # -- the supervisor
 
 RULES = Rules(

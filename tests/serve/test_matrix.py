@@ -26,7 +26,8 @@ TOOLS = {  # as each API spells them
 # a value of each parameter that differs from its default, and what has to stand beside it
 SAMPLES: dict[str, Any] = {
     "model": "other", "max_tokens": 3, "max_completion_tokens": 3, "max_output_tokens": 3, "num_predict": 3,
-    "min_tokens": 1, "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5,
+    "min_tokens": 1, "n": 2, "best_of": 3, "use_beam_search": True, "length_penalty": 2.0, "early_stopping": "never",
+    "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5,
     "repeat_penalty": 1.5, "presence_penalty": 0.2, "frequency_penalty": 0.3, "logit_bias": {"7": 2.0},
     "allowed_token_ids": [5, 6], "banned_token_ids": [7], "seed": 5, "stop": ["zz"], "stop_sequences": ["zz"],
     "stop_token_ids": [4], "ignore_eos": True, "include_stop_str_in_output": True, "skip_special_tokens": False,
@@ -49,6 +50,7 @@ SAMPLES: dict[str, Any] = {
     "structural_tag": {"format": {"type": "any_text"}},
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
+    "length_penalty": {"use_beam_search": True}, "early_stopping": {"use_beam_search": True},
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "continue_final_message": {"add_generation_prompt": False},
     "function_call": {"functions": [{"name": "f"}]},

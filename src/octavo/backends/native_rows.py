@@ -86,7 +86,7 @@ def _pairs(counts: Mapping[int, int]) -> array[int]:
 
 def wants_logprobs(params: SamplingParams) -> bool:
     """Whether tokens come with logprobs."""
-    return params.logprobs is not None or bool(params.logprob_token_ids)
+    return params.draws_logprobs
 
 
 class RowLogprobs:
@@ -132,7 +132,7 @@ class RowRecords:
 
 def logprobs_for(params: SamplingParams) -> RowLogprobs | None:
     """Room for what the parameters ask for; None: nothing."""
-    return RowLogprobs(params.logprobs or 0, params.logprob_token_ids) if wants_logprobs(params) else None
+    return RowLogprobs(params.num_top_logprobs, params.logprob_token_ids) if wants_logprobs(params) else None
 
 
 class LogitRows:

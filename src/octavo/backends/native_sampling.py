@@ -96,7 +96,7 @@ class SamplingOps:
         found = [drawn.logprobs[at] for at in places]
         for at, logprobs, *asked in zip(places, found, ids, k, map(tuple, chosen), strict=True):
             params = drawn.rows[at].params
-            if logprobs is None or asked != [drawn.ids[at], params.logprobs or 0, params.logprob_token_ids]:
+            if logprobs is None or asked != [drawn.ids[at], params.num_top_logprobs, params.logprob_token_ids]:
                 return None
         return [logprobs.answer() for logprobs in found if logprobs is not None]
 

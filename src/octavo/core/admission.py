@@ -11,7 +11,7 @@ from octavo.core.config import SchedulerConfig
 from octavo.core.errors import InvalidInput
 from octavo.core.forecast import Ahead, FirstTokenForecast, Forecast, Pace
 from octavo.core.kv import KVCacheManager
-from octavo.core.params import SamplingParams
+from octavo.core.params import MAX_END_IDS, SamplingParams
 from octavo.core.request import Request, RequestState
 
 LONGEST_RETRY = 600  # seconds
@@ -49,7 +49,7 @@ def token_limit(request: Request, config: SchedulerConfig, kv: KVCacheManager) -
     if room < (0 if max_tokens == 0 else 1):
         remedy = f"give at most {config.max_seq_len - (max_tokens != 0)} tokens (max_seq_len is {config.max_seq_len})"
         raise InvalidInput("prompt_token_ids", f"{prompt} tokens", remedy)
-    capacity = kv.capacity_tokens(config.max_prefill_chunk, request.params.n if request.gang else 1)
+    capacity = kv.capacity_tokens(config.max_prefill_chunk, len(request.branches) if request.gang else 1)
     if max_tokens is None:
         room = max(1, min(room, capacity + 1 - prompt))
     limit = prompt + (room if max_tokens is None else min(max_tokens, room))
@@ -63,8 +63,11 @@ def token_limit(request: Request, config: SchedulerConfig, kv: KVCacheManager) -
 def check_gang(request: Request, config: SchedulerConfig) -> None:
     """Raise ``InvalidInput`` for a gang that no step could draw from, or that asks for what gangs do not have."""
     most = min(config.max_running_requests, config.max_batched_tokens)
-    if request.params.n > most:
-        raise InvalidInput("n", request.params.n, f"a gang is drawn in one step, which holds {most} sequences")
+    width = len(request.branches)
+    if width > most:
+        raise InvalidInput("n", width, f"a gang is drawn in one step, which holds {most} sequences")
+    if request.params.use_beam_search and len(request.end_ids) > MAX_END_IDS:
+        raise InvalidInput("stop_token_ids", f"{len(request.end_ids)} ids", f"beams end at {MAX_END_IDS} at most")
     if len({(branch.is_live, branch.num_output_tokens) for branch in request.branches}) != 1:
         raise InvalidInput("branches", request.state.value, "a gang whose members live, with as many tokens each")
     if request.params.max_tokens == 0 or request.params.prompt_logprobs is not None:
@@ -150,11 +153,12 @@ def held_bytes(prompt_tokens: int, params: SamplingParams, room: int) -> int:
     """
     output = room if params.max_tokens is None else min(params.max_tokens, room)
     entries = 0
-    if params.logprobs is not None or params.logprob_token_ids:
+    if params.draws_logprobs:
         entries += output * (1 + (params.logprobs or 0) + len(params.logprob_token_ids))
+    kept = params.num_branches * (1 + params.use_beam_search)  # as many beams that have ended
     if params.prompt_logprobs is not None:
         entries += prompt_tokens * (1 + params.prompt_logprobs)
-    return params.n * (_TOKEN_BYTES * (prompt_tokens + output) + _ENTRY_BYTES * entries)
+    return kept * (_TOKEN_BYTES * (prompt_tokens + output) + _ENTRY_BYTES * entries)
 
 
 @dataclass

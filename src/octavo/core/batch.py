@@ -229,13 +229,25 @@ class GangEnding:
     stop_reason: int | str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if asked for
 
+    def to_json(self) -> list[Any]:
+        """As JSON values, in the order of the fields."""
+        scores = [entry.to_json() for entry in self.logprobs]
+        return [list(self.token_ids), self.finish_reason, self.stop_reason, scores]
+
+    @classmethod
+    def from_json(cls, saved: Sequence[Any]) -> GangEnding:
+        """The inverse of ``to_json``. Raises ``ValueError`` or ``TypeError`` for anything else."""
+        token_ids, why, at, scores = saved
+        return cls(tuple(token_ids), why, at, tuple(map(TokenLogprobs.from_json, scores)))
+
 
 @dataclass(frozen=True)
 class GangMove:
     """How a gang goes on after a step in which it has drawn: one entry for each choice, in their order.
 
     Choice i takes over the tokens and pages that choice ``parents[i]`` had, and ``token_ids[i]`` behind them. With
-    ``endings`` all choices end. Tokens that the rows themselves drew do not count.
+    ``endings`` all choices end. Tokens that the rows themselves drew do not count. ``ended`` is what the request keeps
+    for its driver (`Request.ended`), all of it anew with each move.
     """
 
     request_id: str
@@ -243,6 +255,7 @@ class GangMove:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if asked for
     endings: tuple[GangEnding, ...] = ()
+    ended: tuple[GangEnding, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -39,14 +39,16 @@ def request_of(event: Mapping[str, Any]) -> Request:
     """The request of an ``arrive`` event. Raises ``InvalidInput`` for fields that are no request's."""
     facts = dict(event["facts"])
     params = SamplingParams.from_dict(facts.pop("params", {}))
-    branches, seed = facts.pop("branches", None), facts.pop("seed", None)
+    branches, seed, ended = facts.pop("branches", None), facts.pop("seed", None), facts.pop("ended", ())
     eos = facts.pop("eos_token_ids", ())
     try:
         request = Request(event["request"], event["prompt"], params, eos_token_ids=eos, **facts)
     except TypeError as error:
         raise InvalidInput("facts", sorted(facts), "these are not a request's fields") from error
     request.seed = seed
-    return request if branches is None else Request.restore({**request.snapshot(), "branches": branches})
+    return (
+        request if branches is None else Request.restore({**request.snapshot(), "branches": branches, "ended": ended})
+    )
 
 
 def scheduler_facts(scheduler: ContinuousBatchScheduler) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def make_move(kv: KVCacheManager, roster: Roster, request: Request, move: GangMo
             roster.finish(branch, FinishReason(ending.finish_reason), ending.stop_reason, now, ending)
         return
     _go_on(kv, gang, move)
+    request.ended = move.ended
     if gang[0].num_tokens >= request.token_limit:
         for branch in gang:
             roster.finish(branch, FinishReason.LENGTH, None, now)

@@ -25,6 +25,7 @@ MAX_COUNT = 2**31 - 1
 SEED_RANGE = (-(2**63), 2**64 - 1)
 GREEDY_BELOW = 1e-5
 POOLINGS = ("last", "mean", "cls")
+MAX_END_IDS = 16  # end-of-sequence and stop ids of a request with beams
 
 _FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -33,6 +34,7 @@ _FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
+    "length_penalty": (-10.0, 10.0),
 }
 _INT_RANGES: dict[str, tuple[int, int]] = {
     "min_tokens": (0, MAX_COUNT),
@@ -44,14 +46,23 @@ _OPTIONAL_INT_RANGES: dict[str, tuple[int, int]] = {
     "seed": SEED_RANGE,
     "logprobs": (0, MAX_LOGPROBS),
     "prompt_logprobs": (0, MAX_LOGPROBS),
+    "best_of": (1, MAX_CHOICES),
 }
 RANGES: Mapping[str, tuple[float, float]] = {**_FLOAT_RANGES, **_INT_RANGES, **_OPTIONAL_INT_RANGES}
-_BOOLS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_BOOLS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "use_beam_search")
 _ID_LISTS = {
     "stop_token_ids": MAX_STOP_IDS,
     "banned_token_ids": MAX_BANNED_IDS,
     "logprob_token_ids": MAX_LOGPROB_IDS,
 }
+# what has a meaning where nothing is drawn; anything else must be left as it is
+_OF_BEAMS = frozenset(
+    (
+        *("max_tokens", "min_tokens", "n", "best_of", "use_beam_search", "length_penalty", "early_stopping", "seed"),
+        *("stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+        *("logprobs", "logprob_token_ids"),
+    )
+)
 
 
 def check_int(name: str, value: object, low: int, high: int) -> int:
@@ -162,6 +173,10 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None  # the output is a word of it, or ends with `length` or an error
     pooling: str | None = None  # one vector is asked for, no token: of the last, of all, of the first position
+    best_of: int | None = None  # candidates, of which the n best are returned; None: n. With beams: their number
+    use_beam_search: bool = False  # the likeliest texts are looked for, nothing is drawn: `decoding.beam`
+    length_penalty: float = 1.0  # a beam's score is its logprob / length ** length_penalty
+    early_stopping: bool | str = False  # True: at best_of ended beams; False: by a guess; "never": surely none better
 
     def __post_init__(self) -> None:
         for name, limits in _FLOAT_RANGES.items():
@@ -191,6 +206,9 @@ class SamplingParams:
                 raise InvalidInput("ignore_eos", True, "a grammar says where an output ends: leave ignore_eos out")
         if self.pooling is not None:
             self._check_pooling(self.pooling)
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidInput("best_of", self.best_of, f"give at least n = {self.n}")
+        self._check_beams()
         if self.allowed_token_ids is None:
             return
         self._normalise("allowed_token_ids", check_ids, MAX_ALLOWED_IDS)
@@ -200,9 +218,30 @@ class SamplingParams:
     def _check_pooling(self, kind: str) -> None:
         if kind not in POOLINGS:
             raise InvalidInput("pooling", kind, f"give one of {', '.join(POOLINGS)}")
-        for name, only in (("max_tokens", 0), ("n", 1), ("prompt_logprobs", None), ("grammar", None)):
+        none = dict.fromkeys(("best_of", "prompt_logprobs", "grammar"))
+        for name, only in {"max_tokens": 0, "n": 1, **none}.items():
             if getattr(self, name) != only:
                 raise InvalidInput(name, getattr(self, name), f"with pooling no token is drawn: give {only}")
+
+    def _check_beams(self) -> None:
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidInput("early_stopping", self.early_stopping, 'give true, false or "never"')
+        if not self.use_beam_search:
+            for name in ("length_penalty", "early_stopping"):
+                if getattr(self, name) != _default(name):
+                    raise InvalidInput(
+                        name, getattr(self, name), "it is for beams: set use_beam_search to true as well"
+                    )
+            return
+        if self.temperature not in (0.0, 1.0):
+            raise InvalidInput("temperature", self.temperature, "beam search draws nothing: leave it out")
+        object.__setattr__(self, "temperature", 0.0)
+        for item in fields(self):
+            if item.name not in _OF_BEAMS and item.name != "temperature":
+                value = getattr(self, item.name)
+                if value != _default(item.name):
+                    remedy = "beams are ranked by what the model alone thinks likely: leave it out, or use_beam_search"
+                    raise InvalidInput(item.name, value, remedy)
 
     def __hash__(self) -> int:
         values = [getattr(self, item.name) for item in fields(self) if item.name != "logit_bias"]
@@ -214,9 +253,31 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def num_branches(self) -> int:
+        """Choices that are worked on, of which ``n`` are returned."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """True if logprobs of the output are asked for."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @property
+    def draws_logprobs(self) -> bool:
+        """True if every token drawn has logprobs: somebody asked, or choices are ranked by them."""
+        return self.shows_logprobs or self.use_beam_search or self.num_branches > self.n
+
+    @property
+    def num_top_logprobs(self) -> int:
+        """How many of the likeliest tokens a draw tells of. Of a beam's, so many that, ends apart, as many are left as
+        there are beams: no other can be among the best."""
+        asked = self.logprobs or 0
+        return max(asked, self.num_branches + MAX_END_IDS) if self.use_beam_search else asked
+
+    @property
     def wants_logprobs(self) -> bool:
-        """True if any logprob is asked for, of the output or of the prompt."""
-        return self.logprobs is not None or bool(self.logprob_token_ids) or self.prompt_logprobs is not None
+        """True if there are any logprobs, of the output or of the prompt."""
+        return self.draws_logprobs or self.prompt_logprobs is not None
 
     @property
     def asks_more(self) -> bool:
@@ -245,3 +306,10 @@ class SamplingParams:
                 remedy = f"did you mean {near[0]}?" if near else f"known fields: {', '.join(known)}"
                 raise InvalidInput(str(name), values[name], remedy)
         return cls(**values)
+
+
+_DEFAULTS = {item.name: item.default for item in fields(SamplingParams)} | {"logit_bias": {}}
+
+
+def _default(name: str) -> Any:
+    return _DEFAULTS[name]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any
 
-from octavo.core.batch import TokenLogprobs
+from octavo.core.batch import GangEnding, TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import MAX_COUNT, SamplingParams, check_float, check_ids, check_int
 
@@ -266,7 +266,7 @@ class Branch:
 
 
 class Request:
-    """One request: identity, limits, and its ``params.n`` branches.
+    """One request: identity, limits, and its ``params.num_branches`` branches.
 
     LOWER ``priority`` numbers are served first. Times are the caller's, in seconds. See `core.gang` and `core.bulk`.
     Raises ``InvalidInput`` for an id that is no string of 1 to 256 characters, or token ids that are no integers >= 0.
@@ -302,12 +302,13 @@ class Request:
         self.deadline = None if deadline is None else check_float("deadline", deadline, -1e18, 1e18)
         self.arrival = check_float("arrival", arrival, -1e18, 1e18)
         self.eos_token_ids = check_ids("eos_token_ids", eos_token_ids, 1024)
-        self.gang, self.bulk = gang, bulk
+        self.gang, self.bulk = gang or self.params.use_beam_search, bulk
+        self.ended: tuple[GangEnding, ...] = ()  # what the driver of a gang keeps of the past
         own_ends = () if self.params.ignore_eos else self.eos_token_ids
         self.end_ids = frozenset((*own_ends, *self.params.stop_token_ids))  # may end a choice, from min_tokens on
         self.seed = self.params.seed  # None until the scheduler draws one
         self.token_limit = MAX_COUNT  # prompt and output together; the scheduler sets it at submit
-        self.branches = [Branch(self, choice) for choice in range(self.params.n)]
+        self.branches = [Branch(self, choice) for choice in range(self.params.num_branches)]
 
     def __repr__(self) -> str:
         return f"<Request {self.request_id} {self.state.value} prompt={len(self.prompt_token_ids)}>"
@@ -369,6 +370,7 @@ class Request:
             "eos_token_ids": list(self.eos_token_ids),
             "seed": self.seed,
             **{name: True for name in ("gang", "bulk") if getattr(self, name)},
+            **({"ended": [ending.to_json() for ending in self.ended]} if self.ended else {}),
             "branches": [branch._snapshot() for branch in self.branches],
         }
 
@@ -390,6 +392,7 @@ class Request:
                 **{name: saved[name] for name in _IDENTITY},
             )
             request.seed, request.bulk = saved["seed"], bool(saved.get("bulk", False))
+            request.ended = tuple(map(GangEnding.from_json, saved.get("ended", ())))
             for branch, part in zip(request.branches, saved["branches"], strict=True):
                 branch._restore(part)
         except InvalidInput:

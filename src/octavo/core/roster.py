@@ -93,7 +93,7 @@ class Roster:
             now,
             request=request.request_id,
             prompt=len(request.prompt_token_ids),
-            choices=request.params.n,
+            choices=len(request.branches),
             arrival=request.arrival,
             tenant=request.tenant or None,
             priority=request.priority or None,

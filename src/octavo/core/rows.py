@@ -78,8 +78,8 @@ def _flags(branch: Branch, start: int, end: int, no_write: bool) -> RowFlags:
     if branch.is_plain and not no_write:
         return SAMPLES if sample else WRITES
     logprobs = -1
-    if sample and (params.logprobs is not None or params.logprob_token_ids):
-        logprobs = params.logprobs or 0
+    if sample and params.draws_logprobs:
+        logprobs = params.num_top_logprobs
     last_predicted = min(end, branch.num_prompt_tokens - 1)
     prompt = params.prompt_logprobs if branch.wants_prompt_logprobs else None
     return RowFlags(

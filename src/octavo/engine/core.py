@@ -15,6 +15,7 @@ from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Speculator
 from octavo.engine.adapters import AdapterTable, ReadAdapter, ServedAdapter
+from octavo.engine.beams import with_moves
 from octavo.engine.forcing import Forcing
 from octavo.engine.gaps import GapWatch
 from octavo.engine.metrics import Metrics
@@ -138,6 +139,7 @@ class EngineCore:
         self.idle = not decision.rows
         try:
             result = self._execute(decision, now) if decision.rows else StepResult(decision.step, ())
+            result = with_moves(decision, result, self.scheduler.get)
         except Exception as error:
             events: Sequence[TokenEvent] = self.scheduler.rollback(error, now)
             ended = clock()

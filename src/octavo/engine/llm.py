@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
+from octavo.decoding.ranking import best_of
 from octavo.engine.config import EngineConfig
 from octavo.engine.loader import LoadedEngine, load_engine
 from octavo.engine.output import OutputDelta, OutputRouter
@@ -37,6 +39,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     hidden: bytes = b""  # a pooled state, if that is what was asked for: float32, little-endian
+    cumulative_logprob: float | None = None  # of all its tokens, where candidates or beams were ranked, or it was asked
 
 
 @dataclass
@@ -51,12 +54,12 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_draft_tokens: int = 0  # guessed ahead and verified
     num_accepted_tokens: int = 0  # of them, those that were drawn
+    num_output_tokens: int = 0  # of all candidates, returned or not
 
     @property
     def usage(self) -> dict[str, int]:
         """Token counts, in the words of the HTTP API."""
-        completion = sum(len(output.token_ids) for output in self.outputs)
-        prompt = len(self.prompt_token_ids)
+        completion, prompt = self.num_output_tokens, len(self.prompt_token_ids)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -201,6 +204,8 @@ class LLM:
                     core.delivered(begun)
         finally:
             self._abandon(requests)
+        for request in requests:
+            _rank(outputs[request.request_id], request.params)
         return [outputs[request.request_id] for request in requests]
 
     def _submit(self, requests: Sequence[Request]) -> None:
@@ -248,8 +253,20 @@ def _listed(name: str, value: Any, remedy: str) -> list[Any]:
     return list(value)
 
 
+def _rank(output: RequestOutput, params: SamplingParams) -> None:
+    """Keep the choices that are returned, best first where there were more, with what was asked for."""
+    kept = best_of(params, [choice.logprobs for choice in output.outputs])
+    output.outputs = [replace(output.outputs[at], index=index) for index, at in enumerate(kept)]
+    for choice in output.outputs:
+        if choice.logprobs:
+            choice.cumulative_logprob = math.fsum(entry.logprob for entry in choice.logprobs)
+        if not params.shows_logprobs:
+            choice.logprobs = []
+
+
 def _add(output: RequestOutput, delta: OutputDelta) -> None:
     choice = output.outputs[delta.choice]
+    output.num_output_tokens += len(delta.token_ids)
     choice.text += delta.text
     choice.token_ids += delta.token_ids
     choice.logprobs += delta.logprobs

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
+from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.errors import InvalidInput
 from octavo.core.facts import kv_of, scheduler_config_of
 from octavo.core.replay import Difference, Replayer, scheduler_for
+from octavo.engine.beams import with_moves
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.loader import load_parts
@@ -43,7 +46,7 @@ def replay_epoch(epoch: Epoch, *, run_model: bool = False, model: str = "", say:
     facts = epoch[0]["facts"]
     core = _core_of(facts, model, say) if run_model else None
     scheduler = scheduler_for(facts) if core is None else core.scheduler
-    replayer = Replayer(scheduler, None if core is None else core.executor)
+    replayer = Replayer(scheduler, None if core is None else partial(_run, core))
     for event in epoch[1:]:
         if core is not None and event["kind"] == "adapter":
             _replay_adapter(core, event)
@@ -70,6 +73,10 @@ def _replay_adapter(core: EngineCore, event: Mapping[str, Any]) -> None:
         remedy = "it does not hold what it held then: bring that back, or replay without the model"
         raise InvalidInput(f"adapter {event['name']}", event["path"], remedy)
     core.load_adapter(event["name"], event["path"], read)
+
+
+def _run(core: EngineCore, decision: ScheduleDecision) -> StepResult:
+    return with_moves(decision, core.executor(decision), core.scheduler.get)
 
 
 def _core_of(facts: Mapping[str, Any], model: str, say: Say) -> EngineCore:

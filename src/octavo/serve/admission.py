@@ -35,7 +35,8 @@ def ask_of(
     prompts that the engine is given at once."""
     lengths = [len(prompt.token_ids) for prompt in prompts]
     held = sum(held_bytes(length, params, max(0, engine.max_seq_len - length)) for length in lengths)
-    return Ask(tenant, params.n * min(window, len(lengths)), params.n * sum(lengths), held, within_s)
+    width = params.num_branches
+    return Ask(tenant, width * min(window, len(lengths)), width * sum(lengths), held, within_s)
 
 
 def pace_of(engine: EnginePort) -> Pace:

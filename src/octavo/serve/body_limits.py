@@ -55,7 +55,8 @@ def _of_server(front: Front) -> dict[str, _Limits]:
     """Of what a server is configured to take."""
     config, most = front.config, front.engine.max_seq_len - 1
     return {
-        "n": _range(1, config.max_choices),
+        **dict.fromkeys(("n", "best_of"), _range(1, config.max_choices)),
+        "early_stopping": {"string": {"enum": ["never"]}},
         **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _range(0, most)),
         "num_predict": _range(-2, most),
         **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), _range(0, config.max_top_logprobs)),

@@ -272,9 +272,10 @@ class Front:
     async def admitted(self, http: Request, order: Order, places: ExitStack) -> Reply:
         """A request with its token ids and its places, which ``places`` gives back. Raises ``ApiError``."""
         params = order.params
-        sequences = order.window * params.n
+        sequences = order.window * params.num_branches
         if sequences > self.config.max_prompts and not params.pooling:
-            raise invalid("n", f"prompts times n is {sequences}; at most {self.config.max_prompts} in one request")
+            most = self.config.max_prompts
+            raise invalid("n", f"prompts times n (or best_of) is {sequences}; at most {most} in one request")
         if order.body.priority and "priority" not in self.policy.split(","):
             note(order.warnings, "priority", _NO_PRIORITY)
         if self.draining or self.replacing or http.scope[_ARRIVED] > self._leaving:
@@ -339,7 +340,7 @@ class Front:
             tenant,
             order.body.priority or 0,
             bool(order.body.stream),
-            order.num_prompts * order.params.n,
+            order.num_prompts * order.params.num_branches,
             http.headers.get("traceparent", "")[:64],
             http.scope[_ARRIVED],
             bulk=BULK in http.scope,

@@ -17,6 +17,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.engine.constraints import CANNOT_FOLLOW
+from octavo.serve.best import Best
 from octavo.serve.errors import ApiError, from_invalid_input
 from octavo.serve.interrupt import Interrupt, Line
 from octavo.serve.metrics import Metrics, RequestClock, failure_class
@@ -50,7 +51,7 @@ class Job:
     bulk: bool = False
     saw_first_token: Callable[[], None] = lambda: None
     cached_tokens: dict[int, int] = field(default_factory=dict)  # prompt -> tokens from the prefix cache
-    output_tokens: dict[int, int] = field(default_factory=dict)  # index -> tokens so far
+    output_tokens: dict[tuple[int, int], int] = field(default_factory=dict)  # (prompt, candidate) -> tokens so far
     drafts: tuple[int, int] = (0, 0)  # of those that have ended, and drawn ones among them
     started: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
@@ -145,7 +146,6 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
                 if item.token_ids and job.first_token_at is None:
                     job.first_token_at = time.monotonic()
                     job.saw_first_token()
-                _count(job, prompt, index, item)
                 yield index, item
         job.outcome = "finished"
     except Exception as error:
@@ -161,7 +161,8 @@ async def run(engine: EnginePort, job: Job, metrics: Metrics) -> AsyncGenerator[
 async def _one(
     engine: EnginePort, job: Job, metrics: Metrics, prompt: int = 0
 ) -> AsyncGenerator[tuple[int, Delta], None]:
-    """(prompt, delta) of one prompt."""
+    """(prompt, delta) of one prompt, of the choices that are returned."""
+    best = None if job.params.num_branches == job.params.n else Best(job.params)
     clock = metrics.start(len(job.prompts[prompt].token_ids), job.params, job.trail)
     over = False
     try:
@@ -171,7 +172,9 @@ async def _one(
                 if getattr(delta, "last", False):
                     clock.end()
                     over = True
-                yield prompt, _checked(delta)  # the engine is asked for more when the client has taken it
+                _count(job, prompt, _checked(delta))
+                for shown in (delta,) if best is None else best.take(delta):
+                    yield prompt, shown  # the engine is asked for more when the client has taken it
     except Exception:
         clock.failed()
         raise
@@ -250,7 +253,7 @@ def _pass_by(
     if not express(delta.choice, delta):
         return False
     clock.observe(delta)
-    _count(job, 0, delta.choice, delta)
+    _count(job, 0, delta)
     metrics.wrote(job.trail)
     return True
 
@@ -263,8 +266,9 @@ def _checked(delta: Delta) -> Delta:
     return delta
 
 
-def _count(job: Job, prompt: int, index: int, delta: Delta) -> None:
-    job.output_tokens[index] = job.output_tokens.get(index, 0) + len(delta.token_ids)
+def _count(job: Job, prompt: int, delta: Delta) -> None:
+    candidate = prompt, delta.choice
+    job.output_tokens[candidate] = job.output_tokens.get(candidate, 0) + len(delta.token_ids)
     if len(delta.spent) > 2:
         job.drafts = job.drafts[0] + int(delta.spent[2]), job.drafts[1] + int(delta.spent[3])
     if delta.choice == 0:

@@ -230,7 +230,7 @@ class RequestClock:
         self._metrics, self._trail, self._who = metrics, trail, metrics.who(trail)
         self._last: dict[int, float] = {}
         self._first: float | None = None
-        self._open = params.n
+        self._open = params.num_branches
         self._tokens = 0
         self._gaps = metrics.histogram("vllm:inter_token_latency_seconds", *self._who)
         self._failed = self._accounted = False

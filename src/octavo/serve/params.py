@@ -21,6 +21,10 @@ MOST_PRIORITY = 1 << 31
 _PLAIN = (
     "min_tokens",
     "n",
+    "best_of",
+    "use_beam_search",
+    "length_penalty",
+    "early_stopping",
     "temperature",
     "top_p",
     "top_k",
@@ -77,7 +81,9 @@ def _alternatives(name: str, value: int, config: ServeConfig) -> int:
 def _prompt_logprobs(request: CompletionRequest | ChatRequest, config: ServeConfig) -> int | None:
     if request.prompt_logprobs is not None:
         return _alternatives("prompt_logprobs", request.prompt_logprobs, config)
-    if isinstance(request, CompletionRequest) and request.echo:
+    if isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None:
+        if request.use_beam_search:
+            raise invalid("echo", "beams have no logprobs of the prompt; leave out echo, logprobs or use_beam_search")
         return request.logprobs
     return None
 
@@ -85,6 +91,8 @@ def _prompt_logprobs(request: CompletionRequest | ChatRequest, config: ServeConf
 def _check_counts(request: GenerationRequest, config: ServeConfig) -> None:
     if request.n is not None and not 1 <= request.n <= config.max_choices:
         raise invalid("n", f"must be from 1 to {config.max_choices}, not {request.n}")
+    if request.best_of is not None:
+        _check_best_of(request, request.best_of, config)
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options", "has a meaning only with stream; set stream to true or leave it out")
     if request.deadline_ms is not None and not 1 <= request.deadline_ms <= LONGEST_DEADLINE:
@@ -93,6 +101,14 @@ def _check_counts(request: GenerationRequest, config: ServeConfig) -> None:
         raise invalid("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY - 1}")
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= 128:
         raise invalid("cache_salt", "must have 1 to 128 characters")
+
+
+def _check_best_of(request: GenerationRequest, best_of: int, config: ServeConfig) -> None:
+    least = request.n or 1
+    if not least <= best_of <= config.max_choices:
+        raise invalid("best_of", f"must be from n = {least} to {config.max_choices}, not {best_of}")
+    if request.stream and best_of > least and not request.use_beam_search:
+        raise invalid("best_of", "ranks whole texts, which cannot be streamed; leave it out, or set stream to false")
 
 
 def _max_tokens(request: CompletionRequest | ChatRequest) -> int | None:

@@ -207,6 +207,7 @@ class ApiSide:
         for branch in request.live_branches:
             self._rows[entry.row + branch.choice] = branch
         begun = entry.known > 0 or len(request.live_branches) < len(branches)
+        begun = begun and not request.gang  # which tells nothing before its end: it runs again from its start
         self.num_resumed += begun
         self.outbox.append(
             Submit(

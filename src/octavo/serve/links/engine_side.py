@@ -47,7 +47,8 @@ __all__ = ["Core", "EngineSide", "request_of"]
 _KINDS = {EventKind.TOKEN: TOKEN, EventKind.CHOICE_END: CHOICE_END, EventKind.REQUEST_END: REQUEST_END}
 _LINK: Link[FromEngine, ToEngine] = Link(ToEngine)
 _MAX_TEXT = 4000  # characters of an error that is passed on
-_ROOM = MAX_BYTES // 4  # bytes of prompt logprobs in one `Step`, beside the last of them
+_ROOM = MAX_BYTES // 4  # bytes of events in one `Step`, beside the last of them
+_EVENT = 64  # bytes of an event without logprobs, at most, as a rule
 _ENTRY, _PAIR = 32, 15  # bytes at most of one token's logprobs, and of each alternative beside it
 
 
@@ -319,7 +320,8 @@ def _in_parts(events: Sequence[Event]) -> list[tuple[Event, ...]]:
             parts.append([])
             taken = 0
         parts[-1].append(event)
-        for entry in event.prompt_logprobs or ():
+        taken += _EVENT + len(event.hidden)
+        for entry in (event.logprobs, *(event.prompt_logprobs or ())):
             taken += _ENTRY + (0 if entry is None else _PAIR * (len(entry[3]) + len(entry[4])))
     return [tuple(part) for part in parts]
 

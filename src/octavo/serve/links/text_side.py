@@ -151,7 +151,7 @@ def folds_of(message: Submit, tokenizer: Tokenizer, eos_ids: Sequence[int]) -> l
     tail = message.prompt[-PROMPT_TAIL:]
     folds = [
         OutputProcessor(tokenizer, message.params, prompt_tail_ids=tail, eos_ids=eos_ids)
-        for _ in range(message.params.n)
+        for _ in range(message.params.num_branches)
     ]
     for fold, outputs in zip(folds, message.outputs, strict=False):
         fold.replay(outputs)
