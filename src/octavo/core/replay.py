@@ -238,7 +238,10 @@ def _row_of(decision: ScheduleDecision, mine: list[list[int]], other: list[list[
     at = next((i for i, pair in enumerate(zip(mine, other, strict=False)) if pair[0] != pair[1]), len(other))
     row = decision.rows[min(at, len(decision.rows) - 1)]
     where = {"request": row.request_id, "choice": row.choice, "output": row.output_index}
-    return {"kind": "tokens", "row": at, **where, "tokens": mine[at] if at < len(mine) else None}
+    ids, others = (rows[at] if at < len(rows) else [] for rows in (mine, other))
+    if max(len(ids), len(others)) > 1:
+        return {"kind": "tokens", "row": at, **where, "tokens": ids}
+    return {"kind": "tokens", "row": at, **where, "token": ids[0] if ids else None}
 
 
 def recorded_result(
