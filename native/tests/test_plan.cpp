@@ -75,7 +75,8 @@ void plant(check::Random* rng, Batch* b) {
     const int32_t first = b->starts[static_cast<size_t>(s)], count = b->starts[static_cast<size_t>(s) + 1] - first;
     const bool tree = rng->below(2) == 0;
     for (int32_t t = 0; t < count; t++) {
-      const int32_t parent = tree ? static_cast<int32_t>(rng->below(t + 1)) - 1 : t - 1;
+      const bool follows = !tree || (t + 1 < count && rng->below(8) > 0);  // deep ones, whose last row is not the deepest
+      const int32_t parent = follows ? t - 1 : static_cast<int32_t>(rng->below(t + 1)) - 1;
       b->parents.push_back(parent);
       const int32_t begin = b->positions[static_cast<size_t>(first)];
       b->positions[static_cast<size_t>(first + t)] = parent < 0 ? begin : b->positions[static_cast<size_t>(first + parent)] + 1;
