@@ -328,3 +328,26 @@ def test_folders_that_cannot_be_read_leave_everything_as_it_was(adapter_folder, 
     with pytest.raises(InvalidInput):
         core.adapters.read(good)
     assert [served.name for served in core.adapters.served] == ["a"]
+
+
+def test_a_step_that_computes_an_ended_request_once_too_often_still_needs_its_adapter(adapter_folder):
+    """A step planned ahead has a row of a request that the step before it ends: its place is not free before that."""
+    parts = parts_of("llama", "reference")
+    core = core_of(parts)
+    digest = load(core, "a", adapter_folder(parts.model.projections(), 1))
+    second = run(core, [request(parts, "r", PROMPTS[0], adapter=digest)])["r", 0].tokens[1]
+    params = SamplingParams(temperature=0.0, max_tokens=9, stop_token_ids=(second,))
+    scheduler = core.scheduler
+    core.submit(request(parts, "s", PROMPTS[2], params, digest), 0.0)
+    core.submit(request(parts, "ends", PROMPTS[0], params, digest), 0.0)
+    core.cancel("s")
+    core.step(0.0)
+    decision = scheduler.plan(0.0)
+    assert scheduler.plan_ahead(0.0)
+    result = core.executor(decision)
+    behind = scheduler.advance(result)
+    scheduler.commit(result, 0.0)
+    assert scheduler.get("ends") is None
+    assert scheduler.adapters_in_use() == {digest}
+    scheduler.commit(core.executor(behind), 0.0)
+    assert scheduler.adapters_in_use() == frozenset()
