@@ -185,7 +185,10 @@ class EngineCore:
         running = None if self._thread is None else self._thread.decision
         if running is not None:
             return running
-        begun, scheduler = self.clock(), self.scheduler
+        scheduler = self.scheduler
+        if self.speculator is None and self.forcing is None:
+            return scheduler.plan(now)
+        begun = self.clock()
         forced = {} if self.forcing is None else self.forcing.drafts(scheduler.running, scheduler.get)
         if self.speculator is not None:
             free = [branch for branch in scheduler.running() if branch.key not in forced]
