@@ -117,6 +117,19 @@ def test_forced_tokens_are_those_that_the_mask_leaves_alone(kind, grammar, seed,
     assert len(found) == most or found[-1:] == [0] or len(bits(matcher.mask())) > 1
 
 
+@given(st.sampled_from(GRAMMARS), st.integers(0, 2**32), st.integers(1, 30))
+def test_an_end_is_taken_back_as_any_other_token(grammar, seed, back):
+    ids, ended = walk(grammar, random.Random(seed), most=24)
+    if not ended:
+        return
+    matcher = fresh(grammar, [*ids, 0])
+    assert matcher.length == len(ids) + 1
+    with pytest.raises(GrammarFault, match="ended"):
+        matcher.mask()
+    matcher.rollback(min(back, matcher.length))
+    assert matcher.mask() == fresh(grammar, ids[: matcher.length]).mask()
+
+
 def test_spare_and_special_ids_are_never_allowed():
     allowed = set()
     for seed in range(30):

@@ -84,9 +84,9 @@ def compiled(grammar: Grammar, tokenizer: Any) -> Any:
     from llguidance import LLMatcher
     from llguidance._lib import LLParserLimits
 
-    text = definition(grammar)
     limits = LLParserLimits(max_lexer_states=_LEXER_STATES, max_grammar_size=_GRAMMAR_SIZE, verbose_errors=False)
     try:
+        text = definition(grammar)
         state = guarded(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits))
         if state.is_error():
             raise InvalidInput(grammar.kind, None, _reason(state.get_error()))

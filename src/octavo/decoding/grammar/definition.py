@@ -19,7 +19,7 @@ _MAX_BRACKETS = 128  # open at once
 
 
 def definition(grammar: Grammar) -> str:
-    """The text for `LLMatcher`. Raises ``InvalidInput`` naming what cannot be honoured."""
+    """The text for `LLMatcher`. Raises ``InvalidInput`` naming what cannot be honoured, or ``GrammarFault``."""
     from llguidance import LLMatcher
 
     kind, source = grammar.kind, grammar.source
@@ -45,7 +45,7 @@ def _of_schema(schema: Any) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise InvalidInput("json_schema", schema, "nothing could be said: give a schema that something fits")
-    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)  # type: ignore[arg-type]
+    return guarded(lambda: LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE))  # type: ignore[arg-type]
 
 
 def _check_brackets(kind: str, source: str) -> None:

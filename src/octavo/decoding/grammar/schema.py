@@ -104,5 +104,32 @@ def _check_part(place: str, part: Any) -> None:
     if part.get("format", FORMATS[0]) not in FORMATS:
         remedy = f"this format is not supported; known: {', '.join(FORMATS)}"
         raise InvalidInput(f"json_schema {place}/format", part["format"], remedy)
+    _check_bounds(place, part)
+    _check_count(place, part)
     if "enum" in part and (not isinstance(part["enum"], list) or not 1 <= len(part["enum"]) <= MAX_ENUM):
         raise InvalidInput(f"json_schema {place}/enum", "a list", f"give 1 to {MAX_ENUM} values")
+
+
+def _check_bounds(place: str, part: Mapping[str, Any]) -> None:
+    """The library takes a whole bound that is excluded for included where the other bound is less than 1 away."""
+    names = ("exclusiveMinimum", "minimum", "exclusiveMaximum", "maximum")
+    bounds = [part.get(name) for name in names]
+    for name, bound in zip(names, bounds, strict=True):
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, (int, float))):
+            raise InvalidInput(f"json_schema {place}/{name}", bound, "give a number")
+    lows, highs = [b for b in bounds[:2] if b is not None], [b for b in bounds[2:] if b is not None]
+    if part.get("type") == "integer" or not lows or not highs or max(lows) >= min(highs):
+        return
+    for name, bound in (("exclusiveMinimum", bounds[0]), ("exclusiveMaximum", bounds[2])):
+        if bound is not None and bound == int(bound) and min(highs) - max(lows) < 1:
+            remedy = "this bound is a whole number and the other one less than 1 away: that is not supported"
+            raise InvalidInput(f"json_schema {place}/{name}", bound, remedy)
+
+
+def _check_count(place: str, part: Mapping[str, Any]) -> None:
+    """Where names are free, a grammar cannot keep one from coming twice."""
+    least, required = part.get("minProperties", 0), part.get("required", ())
+    is_free = part.get("additionalProperties") is not False or "patternProperties" in part
+    if is_free and isinstance(least, int) and isinstance(required, (list, tuple)) and least > max(1, len(required)):
+        remedy = "more than 1 is not supported where names are free; name the properties in required"
+        raise InvalidInput(f"json_schema {place}/minProperties", least, remedy)
