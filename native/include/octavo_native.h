@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define OCTAVO_API __attribute__((visibility("default")))
-#define OCTAVO_ABI_VERSION 4
+#define OCTAVO_ABI_VERSION 5
 #define OCTAVO_NONE (-1) /* no buffer, no weight, no slot */
 
 #ifdef __cplusplus
@@ -191,6 +191,9 @@ typedef struct octavo_rules {
   int64_t allowed_bytes, mask_bytes;
   int32_t num_bias, num_banned, num_prompt, num_output;
   double repetition, frequency, presence; /* penalties; 1, 0, 0: none */
+  const int32_t* penalised;  /* [num_penalised] distinct ids: logit -= penalty */
+  const double* penalties;
+  int64_t num_penalised;
 } octavo_rules;
 
 typedef struct octavo_logprobs { /* log-softmax of a row of raw logits */
@@ -203,6 +206,12 @@ typedef struct octavo_logprobs { /* log-softmax of a row of raw logits */
   int32_t found, reserved;    /* of `top`, those that are not banned */
 } octavo_logprobs;
 
+typedef struct octavo_shape { /* the rarer samplers, backends/shaping.py; a zero: off */
+  double typical_p, top_n_sigma;
+  double xtc_probability, xtc_threshold;
+  double dynatemp_range, dynatemp_exponent;
+} octavo_shape;
+
 typedef struct octavo_sampling { /* one row to draw from: backends/sampling.py has the meaning */
   int32_t row;                   /* of the logits */
   int32_t top_k;                 /* 0: all */
@@ -212,6 +221,7 @@ typedef struct octavo_sampling { /* one row to draw from: backends/sampling.py h
   uint32_t choice, index, purpose, reserved;
   const octavo_rules* rules; /* or null */
   octavo_logprobs* logprobs; /* or null: filled for the token that is drawn */
+  octavo_shape shape;
 } octavo_sampling;
 
 typedef struct octavo_step {

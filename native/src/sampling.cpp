@@ -127,25 +127,33 @@ class Draw {
   int32_t id_ = INT32_MAX;
 };
 
+int32_t draw(const LogitRow& row, const octavo_sampling& wanted) {
+  if (!is_shaped(wanted)) return wanted.temperature == 0.0 ? row.top_id() : Draw(row, wanted).run();
+  const octavo_sampling left = shape_row(row, wanted);
+  const LogitRow shaped(row.kernels, row.scratch.shaped, row.n, row.scratch);
+  return left.temperature == 0.0 ? shaped.top_id() : Draw(shaped, left).run();
+}
+
 int32_t choose(const LogitRow& row, const octavo_sampling& wanted) {
   if (row.top != row.top || row.top == -HUGE_VALF || (row.top == HUGE_VALF && all_infinite(row))) return -1;
-  if (wanted.temperature == 0.0) return row.top_id();
-  if (row.top != HUGE_VALF) return Draw(row, wanted).run();
+  if (wanted.temperature == 0.0 && !is_shaped(wanted)) return row.top_id();
+  if (row.top != HUGE_VALF) return draw(row, wanted);
   level(row, row.scratch.values);
-  return Draw(LogitRow(row.kernels, row.scratch.values, row.n, row.scratch), wanted).run();
+  return draw(LogitRow(row.kernels, row.scratch.values, row.n, row.scratch), wanted);
 }
 
 }  // namespace
 
 void SampleScratch::allocate(Arena* memory, int64_t vocab_size) {
   values = memory->take_array<float>(vocab_size);
+  shaped = memory->take_array<float>(vocab_size);
   weights = memory->take_array<float>(vocab_size);
   blocks = memory->take_array<float>(vocab_size / kBlock + 1);
   ids = memory->take_array<int32_t>(vocab_size + kBlock);
   marks = memory->take(vocab_size);
 }
 
-int64_t SampleScratch::bytes(int64_t vocab_size) { return vocab_size * 13 + vocab_size / kBlock * 4 + 4 * kBlock; }
+int64_t SampleScratch::bytes(int64_t vocab_size) { return vocab_size * 17 + vocab_size / kBlock * 4 + 4 * kBlock; }
 
 int32_t LogitRow::top_id() const {
   int64_t b = 0;
@@ -175,7 +183,7 @@ int32_t sample_row(const Kernels& kernels, const float* logits, int64_t n, const
   if (w.logprobs == nullptr || id < 0) return id;
   w.logprobs->row = w.row;
   w.logprobs->token = id;
-  const bool same = row.x == logits && row.top != HUGE_VALF;  // scratch.blocks are still this row's
+  const bool same = row.x == logits && row.top != HUGE_VALF && !is_shaped(w);  // scratch.blocks are still this row's
   fill_logprobs(same ? row : LogitRow(kernels, logits, n, scratch), w.logprobs);
   return id;
 }

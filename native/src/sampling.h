@@ -12,6 +12,7 @@ namespace octavo {
 // Working memory of one thread, for a vocabulary.
 struct SampleScratch {
   float* values = nullptr;   // [V] the row as its rules leave it
+  float* shaped = nullptr;   // [V] and without what may not be drawn
   float* weights = nullptr;  // [V]
   float* blocks = nullptr;   // [V / kBlock] maxima of the row at hand
   int32_t* ids = nullptr;    // [V] and kBlock more
@@ -53,6 +54,12 @@ void apply_rules(const Kernels& kernels, const float* logits, int64_t vocab_size
 
 void fill_logprobs(const LogitRow& raw, octavo_logprobs* wanted);
 
+// Whether more is asked for than temperature, top_k, top_p and min_p.
+bool is_shaped(const octavo_sampling& wanted);
+// What is left to be drawn after all that was asked for, others -inf, in scratch.shaped; what is left to be asked for: a
+// temperature (0: the largest logit), and min_p.
+octavo_sampling shape_row(const LogitRow& row, const octavo_sampling& wanted);
+
 // The members up to this one of the order (logit descending, id ascending).
 struct LastKept {
   float value;
@@ -69,6 +76,8 @@ LastKept last_kept(const LogitRow& row, int64_t count);  // of those in scratch.
 Kept keep_top_k(const LogitRow& row, int64_t k);
 // `inverse` of the temperature. top_k 0: of all.
 Kept keep_top_p(const LogitRow& row, int64_t top_k, double top_p, float inverse);
+// The shortest prefix of the order whose mass, by weights [V], reaches `enough`.
+Kept keep_share(const LogitRow& row, const float* weights, double enough);
 
 float gumbel(uint32_t bits);
 

@@ -1,5 +1,6 @@
 // Bias, bans, masks and penalties, in the order and rounding of backends/numpy_sampling.py: each step is done in double and
 // rounded to float32.
+#include <float.h>
 #include <string.h>
 
 #include "sampling.h"
@@ -18,10 +19,12 @@ bool token_ids(const int32_t* ids, int64_t count, int64_t step, int64_t vocab_si
 
 const char* wrong_rules(const octavo_rules& r, int64_t vocab_size) {
   const bool lists = given(r.bias_ids, r.num_bias) && given(r.bias, r.num_bias) && given(r.banned, r.num_banned) &&
-                     given(r.prompt, r.num_prompt) && given(r.output, r.num_output);
+                     given(r.prompt, r.num_prompt) && given(r.output, r.num_output) &&
+                     given(r.penalised, r.num_penalised) && given(r.penalties, r.num_penalised);
   if (!lists || r.allowed_bytes < 0 || r.mask_bytes < 0) return "sampling: a list is missing";
   const bool inside = token_ids(r.bias_ids, r.num_bias, 1, vocab_size) && token_ids(r.banned, r.num_banned, 1, vocab_size) &&
-                      token_ids(r.prompt, r.num_prompt, 2, vocab_size) && token_ids(r.output, r.num_output, 2, vocab_size);
+                      token_ids(r.prompt, r.num_prompt, 2, vocab_size) && token_ids(r.output, r.num_output, 2, vocab_size) &&
+                      token_ids(r.penalised, r.num_penalised, 1, vocab_size);
   if (!inside) return "sampling: a token id is outside the vocabulary";
   return r.repetition > 0.0 ? nullptr : "sampling: a repetition penalty is not positive";
 }
@@ -57,16 +60,22 @@ void apply_rules(const Kernels& kernels, const float* logits, int64_t n, const o
   for (int32_t i = 0; i < r.num_bias; i++) add(&out[r.bias_ids[i]], r.bias[i]);
   for (int32_t i = 0; i < r.num_banned; i++) out[r.banned[i]] = -HUGE_VALF;
   if (r.repetition != 1.0) repeat_penalty(r, scratch, out);
-  if (r.frequency == 0.0 && r.presence == 0.0) return;
-  for (int32_t i = 0; i < r.num_output; i++) {
-    const int32_t* pair = r.output + 2 * i;
-    add(&out[pair[0]], -(pair[1] * r.frequency + (pair[1] > 0 ? r.presence : 0.0)));
+  if (r.frequency != 0.0 || r.presence != 0.0) {
+    for (int32_t i = 0; i < r.num_output; i++) {
+      const int32_t* pair = r.output + 2 * i;
+      add(&out[pair[0]], -(pair[1] * r.frequency + (pair[1] > 0 ? r.presence : 0.0)));
+    }
   }
+  for (int64_t i = 0; i < r.num_penalised; i++) add(&out[r.penalised[i]], -r.penalties[i]);
 }
 
 const char* wrong_sampling(const octavo_sampling& w, int64_t rows, int64_t vocab_size) {
   if (w.row < 0 || w.row >= rows) return "sampling: row out of range";
   if (!(w.temperature >= 0.0) || !(w.top_p >= 0.0) || !(w.min_p >= 0.0) || w.top_k < 0) return "sampling: not a parameter";
+  const octavo_shape& s = w.shape;
+  for (const double value : {s.typical_p, s.top_n_sigma, s.xtc_probability, s.xtc_threshold, s.dynatemp_range, s.dynatemp_exponent}) {
+    if (!(value >= 0.0 && value <= FLT_MAX)) return "sampling: not a parameter";
+  }
   if (w.logprobs != nullptr) {
     octavo_logprobs wanted = *w.logprobs;
     wanted.row = wanted.token = 0;  // the draw's

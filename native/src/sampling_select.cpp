@@ -142,6 +142,10 @@ Kept keep_top_k(const LogitRow& row, int64_t k) {
   return list(row, last_of_prefix(row, nullptr, static_cast<double>(k), kth_maximum(row, k)));
 }
 
+Kept keep_share(const LogitRow& row, const float* weights, double enough) {
+  return list(row, last_of_prefix(row, weights, std::max(enough, DBL_MIN), -FLT_MAX));
+}
+
 Kept keep_top_p(const LogitRow& row, int64_t top_k, double top_p, float inverse) {
   float* const weights = row.scratch.weights;
   if (top_k <= 0) {

@@ -161,7 +161,7 @@ struct Step {
   }
   void draw(Random& random) {
     for (const int32_t row : rows) {
-      octavo_sampling s{row, int32_t(random.below(3) * 5), float(random.below(3)) / 2.0, 0.9, 0, random.next(), 0, uint32_t(row), 0, 0, nullptr, nullptr};
+      octavo_sampling s{row, int32_t(random.below(3) * 5), float(random.below(3)) / 2.0, 0.9, 0, random.next(), 0, uint32_t(row), 0, 0, nullptr, nullptr, {}};
       sampling.push_back(s);
     }
     sampled.assign(rows.size(), -7);

@@ -12,12 +12,12 @@ using namespace octavo;
 constexpr float kInf = INFINITY;
 
 struct Scratch : SampleScratch {
-  std::vector<float> a, b, c;
+  std::vector<float> a, b, c, f;
   std::vector<int32_t> d;
   std::vector<uint8_t> e;
   explicit Scratch(int64_t n)
-      : a(size_t(n)), b(size_t(n)), c(size_t(n / kBlock + 1)), d(size_t(n + kBlock)), e(size_t(n)) {
-    values = a.data(), weights = b.data(), blocks = c.data(), ids = d.data(), marks = e.data();
+      : a(size_t(n)), f(size_t(n)), b(size_t(n)), c(size_t(n / kBlock + 1)), d(size_t(n + kBlock)), e(size_t(n)) {
+    values = a.data(), shaped = f.data(), weights = b.data(), blocks = c.data(), ids = d.data(), marks = e.data();
   }
 };
 

@@ -78,7 +78,7 @@ void test_logprobs(const Kernels* k, Random& random) {
     double values[40];
     const int32_t chosen[] = {0, int32_t(n - 1)};
     octavo_logprobs p{-1, -1, int32_t(random.below(30)), 2, chosen, top_ids, values, 0, 0, 0};
-    octavo_sampling w{0, 0, double(random.below(2)), 1, 0, random.next(), 1, 2, 3, 0, nullptr, &p};
+    octavo_sampling w{0, 0, double(random.below(2)), 1, 0, random.next(), 1, 2, 3, 0, nullptr, &p, {}};
     const int32_t id = sample_row(*k, x.data(), n, w, s);
     double sum = 0;
     for (const int32_t j : order) sum += exp(double(x[size_t(j)]) - x[size_t(order[0])]);
@@ -92,7 +92,8 @@ void test_logprobs(const Kernels* k, Random& random) {
 }
 
 void test_wrong_records() {
-  const octavo_rules none{nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0, 0, 0, 0, 0, 1, 0, 0};
+  octavo_rules none{};
+  none.repetition = 1;
   octavo_rules r = none;
   octavo_sampling w{0, 0, 1, 1, 0, 1, 2, 3, 4, 0, &r, nullptr};
   const auto wrong = [&] { return wrong_sampling(w, 1, 50) != nullptr; };

@@ -193,7 +193,7 @@ void test_draws(const Kernels* k, Random& random) {
     const int64_t n = random.between(1, 2000);
     const std::vector<float> x = row_of(random, n, i);
     Scratch s(n);
-    octavo_sampling w{0, int32_t(random.below(3) * 30), 0.2 + double(random.below(3)), 1, 0.2 * double(random.below(2)), random.next(), 1, 2, 3, 0, nullptr, nullptr};
+    octavo_sampling w{0, int32_t(random.below(3) * 30), 0.2 + double(random.below(3)), 1, 0.2 * double(random.below(2)), random.next(), 1, 2, 3, 0, nullptr, nullptr, {}};
     if (random.below(2)) w.top_p = 0.6;
     const LogitRow row(*k, x.data(), n, s);
     std::set<int32_t> kept;
@@ -212,7 +212,7 @@ void test_ties(const Kernels* k, Random& random) {
   int first_wins = 0, tried = 0;
   while (tried < 60) {
     const int64_t n = random.between(2, 900);
-    octavo_sampling w{0, int32_t(random.below(2) * 2), 1, random.below(2) ? 1 : 1 - 1e-9, 0, random.next(), 1, 2, 3, 0, nullptr, nullptr};
+    octavo_sampling w{0, int32_t(random.below(2) * 2), 1, random.below(2) ? 1 : 1 - 1e-9, 0, random.next(), 1, 2, 3, 0, nullptr, nullptr, {}};
     const Noise at{w.seed, w.choice, w.index, w.purpose};
     int32_t ids[] = {int32_t(random.below(n)), int32_t(random.below(n))};
     uint32_t words[2];
@@ -235,7 +235,7 @@ void test_rows_without_a_draw(const Kernels* k) {
   for (const double temperature : {0.0, 1.0})
     for (const int32_t top_k : {0, 3})
       for (const double top_p : {1.0, 0.5}) {
-        octavo_sampling w{0, top_k, temperature, top_p, 0, 1, 2, 3, 4, 0, nullptr, nullptr};
+        octavo_sampling w{0, top_k, temperature, top_p, 0, 1, 2, 3, 4, 0, nullptr, nullptr, {}};
         std::vector<float> x(n, -kInf);
         CHECK(sample_row(*k, x.data(), n, w, s) == -1);
         x[100] = kInf;

@@ -19,6 +19,14 @@ NUMBERS = {
     "repetition_penalty": (0.01, 100.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
+    "typical_p": (1e-9, 1.0),
+    "top_n_sigma": (-1.0, 100.0),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "dynatemp_range": (0.0, 100.0),
+    "dynatemp_exponent": (0.0, 100.0),
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
 }
 INTEGERS = {
     "max_tokens": (0, 2**31 - 1),
@@ -28,6 +36,9 @@ INTEGERS = {
     "seed": (-(2**63), 2**64 - 1),
     "logprobs": (0, 20),
     "prompt_logprobs": (0, 20),
+    "dry_allowed_length": (1, 2**31 - 1),
+    "dry_penalty_last_n": (-1, 2**31 - 1),
+    "no_repeat_ngram_size": (0, 2**31 - 1),
 }
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 
@@ -75,6 +86,43 @@ def test_id_lists(name, most):
     refused(name, **{name: "12"})
     refused(f"{name}[1]", **{name: [0, -1]})
     refused(f"{name}[0]", **{name: [True]})
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("bad_words", 128), ("dry_sequence_breakers", 16), ("logits_processors", 16)]
+)
+def test_words(name, most):
+    assert getattr(SamplingParams(**{name: ["x" * 256] * most}), name) == ("x" * 256,) * most
+    refused(name, **{name: ["x"] * (most + 1)})
+    for bad in (3, "word", {"a": 1}, None):
+        refused(name, **{name: bad})
+    for bad in ("", "x" * 257, 3):
+        refused(f"{name}[1]", **{name: ["x", bad]})
+
+
+def test_words_are_looked_up_before_an_engine_has_them():
+    for params in (SamplingParams(bad_words=["x"]), SamplingParams(dry_multiplier=1.0)):
+        with pytest.raises(InvalidInput, match=r"with_token_ids"):
+            params.looked_up()
+    for params in (SamplingParams(), SamplingParams(dry_multiplier=1.0, dry_breaker_ids=())):
+        assert params.looked_up() is params
+
+
+def test_banned_sequences():
+    assert SamplingParams(banned_sequences=[[1, 2], (3,)]).banned_sequences == ((1, 2), (3,))
+    refused("banned_sequences", banned_sequences=[[1]] * 257)
+    refused("banned_sequences", banned_sequences=3)
+    refused("banned_sequences[1]", banned_sequences=[[1], []])
+    refused("banned_sequences[0][0]", banned_sequences=[[-1]])
+
+
+def test_repetition_detection():
+    found = SamplingParams(repetition_detection={"max_pattern_size": 8, "min_count": 4}).repetition_detection
+    assert found == (8, 1, 4) and SamplingParams(repetition_detection=[8, 1, 4]).repetition_detection == found
+    for bad in ({}, 3, "x", {"min_count": 4}, {"max_pattern_size": 2, "size": 3}, [1, 1, 2, 2]):
+        refused("repetition_detection", repetition_detection=bad)
+    for name, bad in (("max_pattern_size", 0), ("max_pattern_size", 257), ("min_pattern_size", 9), ("min_count", 1)):
+        refused(f"repetition_detection.{name}", repetition_detection={"max_pattern_size": 8, name: bad})
 
 
 def test_stop_strings():
@@ -154,6 +202,12 @@ strategies = {
     "grammar": st.one_of(
         st.none(), st.just(Grammar("json_object")), st.builds(Grammar, st.just("lark"), st.text(min_size=1, max_size=9))
     ),
+    "dry_breaker_ids": st.one_of(st.none(), ids),
+    "dry_sequence_breakers": st.lists(st.text(min_size=1, max_size=5), max_size=3),
+    "logits_processors": st.lists(st.text(min_size=1, max_size=5), max_size=3),
+    "bad_words": st.lists(st.text(min_size=1, max_size=5), max_size=3),
+    "banned_sequences": st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3), max_size=3),
+    "repetition_detection": st.one_of(st.none(), st.tuples(st.integers(3, 256), st.integers(1, 3), st.integers(2, 99))),
     "pooling": st.sampled_from([None, *POOLINGS]),
     "best_of": st.sampled_from([None, 64]),
     "use_beam_search": st.booleans(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,26 @@ def test_choices_logprobs_and_stop_strings_arrive_whole() -> None:
     assert output.usage["completion_tokens"] == 15
     stopped = llm.generate("the quick brown fox jumps over", SamplingParams(temperature=0.0, max_tokens=24, stop="9"))
     assert (stopped[0].outputs[0].text, stopped[0].outputs[0].stop_reason) == ("mpp0s", "9")
+
+
+def test_what_looks_back_holds_for_the_whole_output() -> None:
+    llm, long = make(), {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    (free,) = llm.generate("the quick brown fox", SamplingParams(**long))
+    text, ids = free.outputs[0].text, free.outputs[0].token_ids
+    (banned,) = llm.generate("the quick brown fox", SamplingParams(bad_words=[text[3:5], text[8]], **long))
+    assert text[3:5] not in banned.outputs[0].text and text[8] not in banned.outputs[0].text
+    (once,) = llm.generate("the quick brown fox", SamplingParams(no_repeat_ngram_size=1, **long))
+    assert len({*once.outputs[0].token_ids, *once.prompt_token_ids}) == 24 + len(set(once.prompt_token_ids))
+    loop = SamplingParams(logit_bias={ids[0]: 99.0}, repetition_detection={"max_pattern_size": 1}, **long)
+    for n in (1, 3):
+        (looped,) = llm.generate("the quick brown fox", replace(loop, n=n))
+        for choice in looped.outputs:
+            assert (choice.token_ids, choice.finish_reason) == ([ids[0]] * 3, "stop")
+            assert choice.stop_reason == "repetition"
+    punished = replace(loop, repetition_detection=None, dry_multiplier=100.0, dry_allowed_length=1)
+    (dry,) = llm.generate("the quick brown fox", punished)
+    assert dry.outputs[0].token_ids[:4] != [ids[0]] * 4
+    assert_idle(llm.loaded.core)
 
 
 NOT_PROMPTS = (None, 5, {"prompt": "a"}, {1, 2}, b"ab", [b"ab"], [[]], [1, "a"], [[1, 2.0]], [True], ["a", None])

@@ -82,6 +82,30 @@ PARAMS = [
         temperature=0.9, max_tokens=8, seed=5, n=2, logprobs=1, presence_penalty=0.5, grammar=Grammar("lark", _LARK)
     ),
     SamplingParams(temperature=0.0, max_tokens=0),
+    SamplingParams(
+        temperature=0.9,
+        typical_p=0.9,
+        dry_multiplier=2.0,
+        dry_allowed_length=1,
+        dry_breaker_ids=(44,),
+        no_repeat_ngram_size=3,
+        max_tokens=9,
+        seed=31,
+        logprobs=0,
+    ),
+    SamplingParams(
+        temperature=1.2,
+        top_n_sigma=1.5,
+        xtc_probability=0.6,
+        xtc_threshold=0.05,
+        dynatemp_range=0.4,
+        banned_sequences=((4, 4), (9,), (31, 44)),
+        n=2,
+        max_tokens=7,
+        min_tokens=3,
+        seed=37,
+        logprobs=1,
+    ),
     *(SamplingParams(max_tokens=0, pooling=kind) for kind in POOLINGS),
 ]
 WIDEST = 3

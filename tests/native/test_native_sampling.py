@@ -34,6 +34,14 @@ PARAMS = (
     *({"top_k": 1}, {"top_k": 20}, {"top_k": 3000}, {"top_p": 0.9}, {"top_p": 0.05}, {"top_p": 0.9999}),
     *({"min_p": 0.05}, {"top_k": 50, "top_p": 0.8}, {"top_p": 0.95, "min_p": 0.1, "temperature": 2.5}),
     *({"top_p": 1e-9}, {"min_p": 1.0}, {"top_k": 500, "min_p": 0.001}, {"top_p": 0.7, "temperature": 90.0}),
+    *({"typical_p": 0.9}, {"typical_p": 0.2, "temperature": 0.6}, {"typical_p": 0.999, "top_k": 300, "top_p": 0.9}),
+    *({"top_n_sigma": 1.0}, {"top_n_sigma": 0.3, "top_k": 40}, {"top_n_sigma": 2.0, "top_p": 0.8, "temperature": 3.0}),
+    *(
+        {"xtc_probability": 1.0},
+        {"xtc_probability": 0.5, "xtc_threshold": 0.01, "min_p": 0.001},
+        {"dynatemp_range": 0.5},
+    ),
+    *({"dynatemp_range": 2.0, "dynatemp_exponent": 0.7, "temperature": 0.0}, {"xtc_probability": 1.0, "top_p": 0.7}),
 )
 
 
@@ -51,6 +59,7 @@ def rules_of(rng: random.Random, vocab: int) -> tuple[dict[str, Any], dict[str, 
     mask = bytes(rng.choice([255, 0b01010111]) for _ in range(rng.choice([vocab // 8 + 1, vocab // 9])))
     beside = {
         "banned_now": rng.choice([(), (ids[6],)]),
+        "penalties": rng.choice([{}, {i: rng.uniform(0, 40) for i in ids[3:9]}]),
         "grammar_mask": rng.choice([None, None, mask]),
         "prompt_counts": rng.choice([Counter, TokenCounts])(ids[7:10] + ids[7:8]),
         "output_counts": rng.choice([Counter, TokenCounts])(ids[8:] * 2 + ids[9:]),
@@ -117,6 +126,9 @@ def test_any_row_is_drawn_as_the_reference_draws_it(values: list[float], seed: i
     rng = random.Random(seed)
     params = {"temperature": rng.choice([0.3, 1.0, 4.0]), "top_k": rng.choice([0, 1, 3, 100]), "min_p": 0.0}
     params |= {"top_p": rng.choice([1.0, 0.9, 0.313]), "min_p": rng.choice([0.0, 0.07])}
+    params |= {"typical_p": rng.choice([1.0, 1.0, 0.91, 0.2]), "top_n_sigma": rng.choice([0.0, 0.0, 0.77, 2.3])}
+    params |= {"xtc_probability": rng.choice([0.0, 0.5]), "xtc_threshold": rng.choice([0.07, 0.013])}
+    params |= {"dynatemp_range": rng.choice([0.0, 0.0, 0.3, 5.0]), "dynatemp_exponent": rng.choice([1.0, 0.4])}
     row = SamplingRow(SamplingParams(**params), seed, output_index=rng.randrange(9))
     answers: list[Any] = []
     for backend in (_REFERENCE, _NATIVE):

@@ -48,6 +48,10 @@ SAMPLES: dict[str, Any] = {
     "guided_grammar": 'start: "a"', "grammar": 'root ::= "a"',
     "ebnf": 'root ::= "b"', "json_schema": '{"type": "integer"}', "regex": "[ab]",
     "structural_tag": {"format": {"type": "any_text"}},
+    "typical_p": 0.9, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2,
+    "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3,
+    "dry_penalty_last_n": 64, "dry_sequence_breakers": ["x"], "no_repeat_ngram_size": 3, "bad_words": ["zz"],
+    "logits_processors": ["nobody's"], "repetition_detection": {"max_pattern_size": 4},
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "length_penalty": {"use_beam_search": True}, "early_stopping": {"use_beam_search": True},
@@ -191,7 +195,8 @@ def test_any_value_of_any_parameter_is_answered_or_refused_in_shape(body: Body, 
 
 
 PARITY = """
-top_k min_p typical_p top_n_sigma xtc_probability dry_multiplier dynatemp_range mirostat samplers top_p_min
+top_k min_p typical_p top_n_sigma xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length
+dry_penalty_last_n dry_sequence_breakers dynatemp_range dynatemp_exponent mirostat samplers top_p_min min_keep
 repetition_penalty repeat_penalty frequency_penalty presence_penalty no_repeat_ngram_size logit_bias allowed_token_ids
 bad_words custom_logit_processor custom_params n n_cmpl best_of use_beam_search length_penalty early_stopping seed
 stop_token_ids stop_regex include_stop_str_in_output no_stop_trim ignore_eos min_tokens min_new_tokens

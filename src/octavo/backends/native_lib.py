@@ -14,7 +14,7 @@ from octavo.core.errors import InvalidInput
 
 __all__ = ["FORMATS", "KV_TYPES", "BackendUnavailable", "chosen_isa", "library", "library_path"]
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 NONE = -1
 ROWS_T, ROWS_R = 0, 1
 EPI_STORE, EPI_ADD, EPI_SILU_MUL, EPI_GELU_MUL = range(4)
@@ -102,6 +102,7 @@ class Rules(c.Structure):
         *(("mask", c.c_char_p), ("prompt", _P), ("output", _P), ("allowed_bytes", _I64), ("mask_bytes", _I64)),
         *((name, _I32) for name in ("num_bias", "num_banned", "num_prompt", "num_output")),
         *((name, _F64) for name in ("repetition", "frequency", "presence")),
+        *(("penalised", _P), ("penalties", _P), ("num_penalised", _I64)),
     )
 
 
@@ -115,6 +116,15 @@ class Logprobs(c.Structure):
     )
 
 
+class Shape(c.Structure):
+    """octavo_shape."""
+
+    _fields_ = (
+        *((name, _F64) for name in ("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold")),
+        *((name, _F64) for name in ("dynatemp_range", "dynatemp_exponent")),
+    )
+
+
 class Sampling(c.Structure):
     """octavo_sampling."""
 
@@ -122,6 +132,7 @@ class Sampling(c.Structure):
         *(("row", _I32), ("top_k", _I32), ("temperature", _F64), ("top_p", _F64), ("min_p", _F64)),
         *(("seed", c.c_uint64), ("choice", c.c_uint32), ("index", c.c_uint32)),
         *(("purpose", c.c_uint32), ("reserved", c.c_uint32), ("rules", _P), ("logprobs", _P)),
+        ("shape", Shape),
     )
 
 

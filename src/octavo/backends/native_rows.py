@@ -30,7 +30,17 @@ def sampling_record(
         *(row, max(0, p.top_k), p.temperature, p.top_p, p.min_p, wanted.seed & MASK64),
         *(wanted.choice & MASK32, wanted.output_index & MASK32, wanted.purpose & MASK32, 0),
         *(0 if rules is None else rules.address, 0 if logprobs is None else logprobs.address),
+        _shape(p) if p.shapes else _NO_SHAPE,
     )
+
+
+_NO_SHAPE = (0.0,) * 6
+
+
+def _shape(p: SamplingParams) -> tuple[float, ...]:
+    """The octavo_shape of a row."""
+    cuts = p.typical_p if p.typical_p < 1.0 else 0.0, max(0.0, p.top_n_sigma)
+    return (*cuts, p.xtc_probability, p.xtc_threshold, p.dynatemp_range, p.dynatemp_exponent)
 
 
 class RowRules:
@@ -39,7 +49,7 @@ class RowRules:
     def __init__(self, wanted: SamplingRow) -> None:
         p = wanted.params
         self.record = r = lib.Rules()
-        self._bias_ids, self._bias = np.array(list(p.logit_bias), np.int32), np.array(list(p.logit_bias.values()))
+        self._bias_ids, self._bias = _ids_of(p.logit_bias), np.array(list(p.logit_bias.values()))
         r.bias_ids, r.bias, r.num_bias = self._bias_ids.ctypes.data, self._bias.ctypes.data, len(self._bias)
         r.repetition, r.frequency, r.presence = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
         self._allowed = None if p.allowed_token_ids is None else _bits(p.allowed_token_ids)
@@ -63,6 +73,10 @@ class RowRules:
             self._banned_now = wanted.banned_now
             self._banned = np.array(wanted.params.banned_token_ids + wanted.banned_now, np.int32)
             r.banned, r.num_banned = self._banned.ctypes.data, len(self._banned)
+        if wanted.penalties or r.num_penalised:
+            self._penalties = _ids_of(wanted.penalties), np.array(list(wanted.penalties.values()))
+            r.penalised, r.penalties = (values.ctypes.data for values in self._penalties)
+            r.num_penalised = len(wanted.penalties)
         r.mask, r.mask_bytes = wanted.grammar_mask, len(wanted.grammar_mask or b"")
         if not self._counts:
             return
@@ -70,6 +84,10 @@ class RowRules:
         (r.prompt, prompt_length), (r.output, output_length) = prompt.buffer_info(), output.buffer_info()
         r.num_prompt, r.num_output = prompt_length // 2, output_length // 2
         self._lists = prompt, output  # alive while the library reads them
+
+
+def _ids_of(by_id: Mapping[int, float]) -> NDArray[np.int32]:
+    return np.array(list(by_id), np.int32)
 
 
 def _bits(token_ids: Sequence[int]) -> NDArray[np.uint8]:

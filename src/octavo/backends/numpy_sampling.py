@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends import numpy_random
+from octavo.backends import numpy_random, numpy_shaping
 from octavo.backends.ops import SamplingRow
 from octavo.backends.random import MASK32
 from octavo.backends.sampling import REACH, banned_ids, check_ids, is_plain, refuse_undrawable
+from octavo.backends.shaping import excludes_top_choices
 from octavo.core.batch import TokenLogprobs
 
 Floats = NDArray[np.float32]
@@ -69,6 +70,8 @@ def _penalise(row: Floats, wanted: SamplingRow) -> None:
         seen = _keys(wanted.output_counts)
         counts = np.fromiter(wanted.output_counts.values(), np.float64, len(seen))
         row[seen] -= counts * p.frequency_penalty + (counts > 0) * p.presence_penalty
+    if wanted.penalties:
+        row[_keys(wanted.penalties)] -= np.fromiter(wanted.penalties.values(), np.float64, len(wanted.penalties))
 
 
 def sample(logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
@@ -79,21 +82,30 @@ def sample(logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
         top = float(row[place])
         if math.isnan(top) or top == -math.inf or (top == math.inf and row.min() == math.inf):
             ids.append(None)
-        elif wanted.params.temperature == 0.0:
-            ids.append(place)
         else:
-            ids.append(_draw(*_candidates(row, top, wanted), wanted))
+            ids.append(_sample_row(row, top, place, wanted))
     refuse_undrawable(ids)
     return [i for i in ids if i is not None]
 
 
-def _candidates(row: Floats, top: float, wanted: SamplingRow) -> tuple[Doubles, Ids]:
-    """(score, id) of what may be drawn: `sampling.candidates`."""
+def _sample_row(row: Floats, top: float, place: int, wanted: SamplingRow) -> int:
+    """`sampling.sample_row` of a row whose largest logit, `top`, stands at `place` first."""
     p = wanted.params
     if top == math.inf:
         row, top = np.where(row == np.inf, np.float32(0.0), np.float32(-np.inf)), 0.0
+    temperature = numpy_shaping.temperature_of(row, top, p) if p.dynatemp_range > 0.0 else p.temperature
+    if temperature == 0.0:
+        return place
     with np.errstate(over="ignore"):
-        scores = (row.astype(np.float64) - top) / p.temperature
+        scores = (row.astype(np.float64) - top) / temperature
+    return _draw(*_candidates(row, scores, top, wanted), wanted)
+
+
+def _candidates(row: Floats, scores: Doubles, top: float, wanted: SamplingRow) -> tuple[Doubles, Ids]:
+    """(score, id) of what may be drawn: `sampling.candidates`."""
+    p = wanted.params
+    if p.typical_p < 1.0 or p.top_n_sigma > 0.0 or p.xtc_probability > 0.0:
+        return _shaped(row, scores, top, wanted)
     if p.top_k <= 0 and p.top_p >= 1.0 and p.min_p <= 0.0:
         ids = np.flatnonzero(scores >= -REACH)
         return scores[ids], ids
@@ -109,6 +121,20 @@ def _candidates(row: Floats, top: float, wanted: SamplingRow) -> tuple[Doubles, 
     return kept
 
 
+def _shaped(row: Floats, scores: Doubles, top: float, wanted: SamplingRow) -> tuple[Doubles, Ids]:
+    p = wanted.params
+    if p.top_n_sigma > 0.0:
+        row = np.where(row >= numpy_shaping.sigma_floor(row, top, p.top_n_sigma), row, np.float32(-np.inf))
+    ids = _best(row, p.top_k if p.top_k > 0 else len(row))
+    if p.typical_p < 1.0:
+        ids = ids[numpy_shaping.typical(scores[ids], p.typical_p)]
+    kept, ids = _cut(scores[ids], ids, float(np.exp(scores[ids]).sum()), p.top_p, p.min_p)
+    if p.xtc_probability > 0.0 and excludes_top_choices(wanted):
+        first = numpy_shaping.after_top_choices(kept, p.xtc_threshold)
+        kept, ids = kept[first:], ids[first:]
+    return kept, ids
+
+
 def _best(row: Floats, count: int) -> Ids:
     """The ids of the `count` largest logits above -inf, ordered (logit descending, id ascending)."""
     if count < len(row):
@@ -122,7 +148,7 @@ def _best(row: Floats, count: int) -> Ids:
 def _cut(scores: Doubles, ids: Ids, total: float, top_p: float, min_p: float) -> tuple[Doubles, Ids]:
     """`sampling.cut` of ordered candidates; `total` is the sum of all weights that top_p refers to."""
     weights = np.exp(scores)
-    kept = weights >= min_p
+    kept = weights >= min_p * weights[0]
     if top_p < 1.0:
         before = np.concatenate(([0.0], np.cumsum(weights)[:-1]))
         before[0] = -1.0  # the likeliest always stays

@@ -75,9 +75,10 @@ class SamplingRow:
     output_index: int = 0  # index of the output token being chosen
     prompt_counts: Mapping[int, int] = field(default_factory=dict)
     output_counts: Mapping[int, int] = field(default_factory=dict)
-    banned_now: tuple[int, ...] = ()  # eos and stop ids while output_index < min_tokens
+    banned_now: tuple[int, ...] = ()  # eos and stop ids while output_index < min_tokens, and what history.py bans
     grammar_mask: bytes | None = None  # bit (id & 7) of byte (id >> 3) set: allowed; ids past its end are banned
     purpose: int = 0  # 0: the token itself; other noise streams of the same token take other numbers
+    penalties: Mapping[int, float] = field(default_factory=dict)  # what logits lose besides: history.py
 
 
 @dataclass(frozen=True)
@@ -258,7 +259,7 @@ _SAMPLING = (
     OpSpec(
         "process_logits",
         "New logits after, in this order: logit bias; allowed, banned and (before min_tokens) end ids; grammar mask; "
-        "repetition penalty (prompt and output), then frequency and presence penalties (output). Banned: -inf. "
+        "repetition penalty (prompt and output), frequency and presence penalties (output), DRY. Banned: -inf. "
         "The input is not changed and is returned itself when no row asks for anything.",
         (_LOGITS, _ROWS),
         (_LOGITS,),
@@ -267,8 +268,8 @@ _SAMPLING = (
     OpSpec(
         "sample",
         "One id per row. Temperature 0: the largest logit. Otherwise candidates ordered (logit descending, id "
-        "ascending) are cut by top_k, top_p, min_p; the survivor with the largest (logit - max) / temperature "
-        "+ Gumbel(seed; choice, output index, id, purpose). "
+        "ascending) are cut by top_n_sigma, top_k, typical_p, top_p, min_p, XTC; the survivor with the largest "
+        "(logit - max) / temperature + Gumbel(seed; choice, output index, id, purpose). "
         "Ties: the lowest id. RowError names rows with no finite candidate or a NaN (indices into `rows`).",
         (_LOGITS, _ROWS),
         (_spec("ids", "R", "int"),),

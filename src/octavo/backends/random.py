@@ -18,6 +18,8 @@ MASK32 = 0xFFFFFFFF
 # A Gumbel value lies within these, so a candidate further behind than their distance can never win.
 GUMBEL_MIN, GUMBEL_MAX = -3.2, 22.9
 
+XTC_COIN = 0x585443  # a purpose: whether XTC acts on a token; of its token id 0
+
 # 2^32 / sqrt(2): from here on the uniform is near 1 and its distance from 1 is what is kept
 UPPER = 3037000500
 

@@ -1,8 +1,9 @@
 """Sampling of one row of logits in the standard library: the definition that every backend follows.
 
-Order: logit bias; allowed, banned and end ids; grammar mask; repetition, frequency and presence penalties
-(`process_row`); temperature; candidates by (logit descending, id ascending), cut by top_k, then top_p, then min_p;
-noise (`sample_row`). A banned token's logit is -inf and it can never be chosen. Logprobs come from the raw logits.
+Order: logit bias; allowed, banned and end ids; grammar mask; repetition, frequency and presence penalties, DRY
+(`process_row`); temperature, fixed or dynamic; candidates by (logit descending, id ascending), cut by top_n_sigma,
+top_k, typical_p, top_p, min_p, XTC; noise (`sample_row`). backends/shaping.py has the rarer ones. A banned token's
+logit is -inf and it can never be chosen. Logprobs come from the raw logits.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from octavo.backends import shaping
 from octavo.backends.ops import SamplingRow
 from octavo.backends.random import GUMBEL_MAX, GUMBEL_MIN, MASK32, gumbel, philox4x32
+from octavo.backends.shaping import Candidate
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, RowError
 from octavo.core.params import SamplingParams
 
 BANNED = -math.inf
 REACH = GUMBEL_MAX - GUMBEL_MIN  # a candidate further behind the best one than this cannot win
-
-Candidate = tuple[float, int]  # (logit - largest logit) / temperature, token id
 
 
 def has_penalties(p: SamplingParams) -> bool:
@@ -32,7 +33,7 @@ def is_plain(wanted: SamplingRow) -> bool:
     """True when `process_row` would change nothing."""
     p = wanted.params
     bans = p.banned_token_ids or wanted.banned_now or p.allowed_token_ids is not None or wanted.grammar_mask is not None
-    return not (p.logit_bias or bans or has_penalties(p))
+    return not (p.logit_bias or bans or has_penalties(p) or wanted.penalties)
 
 
 def banned_ids(wanted: SamplingRow) -> tuple[int, ...]:
@@ -78,6 +79,8 @@ def process_row(logits: list[float], wanted: SamplingRow) -> list[float]:
     _ban(row, wanted)
     for token_id in {**wanted.prompt_counts, **wanted.output_counts}:
         row[token_id] = penalised(row[token_id], wanted, token_id)
+    for token_id, penalty in wanted.penalties.items():
+        row[token_id] -= penalty
     return row
 
 
@@ -117,24 +120,33 @@ def sample_row(logits: Sequence[float], wanted: SamplingRow) -> int | None:
     top = max(logits)
     if top == BANNED or min(logits) == math.inf:
         return None
-    if wanted.params.temperature == 0.0:
-        return list(logits).index(top)
     return draw(candidates(logits, top, wanted), wanted)
 
 
 def candidates(logits: Sequence[float], top: float, wanted: SamplingRow) -> list[Candidate]:
-    """What may be drawn. With top_k, top_p or min_p: ordered by (logit descending, id ascending) and cut."""
+    """What may be drawn: at temperature 0 the first of the largest; with any cut ordered by (logit descending, id
+    ascending) and cut. `top` is the largest logit.
+    """
     p = wanted.params
     if top == math.inf:  # infinitely likely: they share the place of the largest
         logits, top = [0.0 if v == math.inf else BANNED for v in logits], 0.0
-    if p.top_k <= 0 and p.top_p >= 1.0 and p.min_p <= 0.0:
-        all_of_them = ((v - top) / p.temperature for v in logits)
+    temperature = shaping.temperature_of(logits, top, p)
+    if temperature == 0.0:
+        return [(0.0, list(logits).index(top))]
+    if p.top_k <= 0 and p.top_p >= 1.0 and p.min_p <= 0.0 and not p.shapes:
+        all_of_them = ((v - top) / temperature for v in logits)
         return [(z, i) for i, z in enumerate(all_of_them) if z >= -REACH]
-    order = sorted((i for i, v in enumerate(logits) if v != BANNED), key=lambda i: (-logits[i], i))
+    floor = shaping.sigma_floor(logits, top, p.top_n_sigma) if p.top_n_sigma > 0.0 else BANNED
+    order = sorted((i for i, v in enumerate(logits) if v != BANNED and v >= floor), key=lambda i: (-logits[i], i))
     if p.top_k > 0:
         order = order[: p.top_k]
-    ordered = [((logits[i] - top) / p.temperature, i) for i in order]
-    return cut(ordered, p.top_p, p.min_p)
+    ordered = [((logits[i] - top) / temperature, i) for i in order]
+    if p.typical_p < 1.0:
+        ordered = shaping.typical(ordered, p.typical_p)
+    ordered = cut(ordered, p.top_p, p.min_p)
+    if p.xtc_probability > 0.0 and shaping.excludes_top_choices(wanted):
+        ordered = shaping.without_top_choices(ordered, p.xtc_threshold)
+    return ordered
 
 
 def cut(ordered: list[Candidate], top_p: float, min_p: float) -> list[Candidate]:
@@ -146,7 +158,8 @@ def cut(ordered: list[Candidate], top_p: float, min_p: float) -> list[Candidate]
         while kept < len(ordered) and (kept == 0 or reached < enough):
             reached += weights[kept]
             kept += 1
-    return [pair for pair, weight in zip(ordered[:kept], weights, strict=False) if weight >= min_p]
+    least = min_p * weights[0]
+    return [pair for pair, weight in zip(ordered[:kept], weights, strict=False) if weight >= least]
 
 
 def draw(survivors: Sequence[Candidate], wanted: SamplingRow) -> int:

@@ -25,6 +25,12 @@ class SamplingFlags:
     temperature: float = _flag(0.2, "0 takes the likeliest token; higher is more varied.")
     top_p: float = _flag(0.9, "Sample among the likeliest tokens that make up this share.")
     top_k: int = _flag(0, "Sample among this many likeliest tokens; 0: all.")
+    min_p: float = _flag(0.0, "Leave out tokens less likely than this share of the likeliest.")
+    typical_p: float = _flag(1.0, "Sample among the tokens nearest to the expected surprise that make up this share.")
+    top_n_sigma: float = _flag(-1.0, "Leave out logits this many standard deviations below the largest; -1: none.")
+    xtc_probability: float = _flag(0.0, "How often XTC leaves out the likeliest tokens but one.")
+    dry_multiplier: float = _flag(0.0, "DRY: the longer a repetition would get, the less likely; 0: off.")
+    no_repeat_ngram_size: int = _flag(0, "So many tokens in a row come only once; 0: off.")
     repetition_penalty: float = _flag(1.0, "Above 1: tokens that were used become less likely.")
     seed: int | None = _flag(None, "The same seed gives the same answer.")
 

@@ -90,7 +90,7 @@ class Session:
         else:
             request, warnings = text, _ = decode_request(body, CompletionRequest)
             prompts = await asyncio.to_thread(encode_prompts, text, engine, limits)
-        params = sampling_params(request, limits, engine.vocab_size)
+        params = sampling_params(request, limits, engine.vocab_size, engine.tokenizer)
         if "messages" in body:
             params = ending_at_turns(params, engine)
         fit_context(prompts, params, engine, "messages" if "messages" in body else "prompt")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from octavo.core import samplers
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
 
@@ -48,7 +49,13 @@ _OPTIONAL_INT_RANGES: dict[str, tuple[int, int]] = {
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "best_of": (1, MAX_CHOICES),
 }
-RANGES: Mapping[str, tuple[float, float]] = {**_FLOAT_RANGES, **_INT_RANGES, **_OPTIONAL_INT_RANGES}
+RANGES: Mapping[str, tuple[float, float]] = {
+    **_FLOAT_RANGES,
+    **samplers.FLOAT_RANGES,
+    **samplers.INT_RANGES,
+    **_INT_RANGES,
+    **_OPTIONAL_INT_RANGES,
+}
 _BOOLS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "use_beam_search")
 _ID_LISTS = {
     "stop_token_ids": MAX_STOP_IDS,
@@ -127,6 +134,47 @@ def check_stop_strings(name: str, value: object) -> tuple[str, ...]:
     return tuple(strings)
 
 
+def check_words(name: str, value: object, most: int) -> tuple[str, ...]:
+    """``value`` as a tuple of at most ``most`` short strings that are not empty. Raises ``InvalidInput``."""
+    if not isinstance(value, (list, tuple)):
+        raise InvalidInput(name, value, "give a list of strings")
+    if len(value) > most:
+        raise InvalidInput(name, f"{len(value)} strings", f"give at most {most}")
+    for i, word in enumerate(value):
+        if not isinstance(word, str) or not 1 <= len(word) <= samplers.MAX_WORD_CHARACTERS:
+            raise InvalidInput(f"{name}[{i}]", word, f"give a string of 1 to {samplers.MAX_WORD_CHARACTERS} characters")
+    return tuple(value)
+
+
+def check_sequences(name: str, value: object, most: int) -> tuple[tuple[int, ...], ...]:
+    """``value`` as at most ``most`` lists of token ids, none of them empty. Raises ``InvalidInput``."""
+    if not isinstance(value, (list, tuple)):
+        raise InvalidInput(name, value, "give a list of lists of token ids")
+    if len(value) > most:
+        raise InvalidInput(name, f"{len(value)} sequences", f"give at most {most}")
+    found = tuple(check_ids(f"{name}[{i}]", ids, samplers.MAX_WORD_CHARACTERS) for i, ids in enumerate(value))
+    if () in found:
+        raise InvalidInput(f"{name}[{found.index(())}]", (), "give one token id at least")
+    return found
+
+
+def check_repetition(name: str, value: object) -> samplers.Repetition:
+    """A mapping, or the numbers in their order, as a ``Repetition``. Raises ``InvalidInput``."""
+    fields_ = samplers.Repetition._fields
+    given: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    if isinstance(value, (list, tuple)) and len(value) <= len(fields_):
+        given = dict(zip(fields_, value, strict=False))
+    if "max_pattern_size" not in given or not set(given) <= set(fields_):
+        raise InvalidInput(name, value, f"give max_pattern_size, and of {', '.join(fields_[1:])} what is to differ")
+    limits = samplers.REPETITION_RANGES
+    checked = {key: check_int(f"{name}.{key}", number, *limits[key]) for key, number in given.items()}
+    found = samplers.Repetition(**checked)
+    if found.min_pattern_size > found.max_pattern_size:
+        remedy = f"give at most max_pattern_size = {found.max_pattern_size}"
+        raise InvalidInput(f"{name}.min_pattern_size", found.min_pattern_size, remedy)
+    return found
+
+
 def check_logit_bias(name: str, value: object) -> dict[int, float]:
     """Token id (an integer, or its digits as JSON keys are) to bias in [-100, 100], by rising id."""
     if not isinstance(value, Mapping):
@@ -141,8 +189,20 @@ def check_logit_bias(name: str, value: object) -> dict[int, float]:
     return dict(sorted(bias.items()))
 
 
+_SAMPLER_CHECKS: dict[str, tuple[Any, ...]] = {
+    **{name: (check_float, *limits) for name, limits in samplers.FLOAT_RANGES.items()},
+    **{name: (check_int, *limits) for name, limits in samplers.INT_RANGES.items()},
+    "dry_sequence_breakers": (check_words, samplers.MAX_BREAKERS),
+    "dry_breaker_ids": (check_ids, samplers.MAX_BREAKER_IDS),
+    "bad_words": (check_words, samplers.MAX_WORDS),
+    "logits_processors": (check_words, samplers.MAX_PROCESSORS),
+    "banned_sequences": (check_sequences, samplers.MAX_SEQUENCES),
+    "repetition_detection": (check_repetition,),
+}
+
+
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(samplers.SamplerParams):
     """How the tokens of a request are chosen and when they end.
 
     Lists become tuples, a single ``stop`` string a tuple of one, numeric strings as keys of ``logit_bias`` integers.
@@ -192,10 +252,23 @@ class SamplingParams:
             self._normalise(name, check_ids, most)
         self._normalise("stop", check_stop_strings)
         self._normalise("logit_bias", check_logit_bias)
+        for name, default in samplers.DEFAULTS.items():
+            if getattr(self, name) is not default:
+                self._normalise_sampler(name)
         self._check_together()
 
     def _normalise(self, name: str, check: Callable[..., Any], *limits: float) -> None:
         object.__setattr__(self, name, check(name, getattr(self, name), *limits))
+
+    def _normalise_sampler(self, name: str) -> None:
+        self._normalise(name, *_SAMPLER_CHECKS[name])
+
+    def looked_up(self) -> SamplingParams:
+        """Itself, for an engine. Raises ``InvalidInput`` while it has words instead of token ids."""
+        if self.has_words:
+            remedy = "look the words up first: octavo.decoding.words.with_token_ids(params, tokenizer)"
+            raise InvalidInput("params", "bad_words, or DRY's sequence breakers", remedy)
+        return self
 
     def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -253,6 +326,11 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def watches_output(self) -> bool:
+        """True if the tokens themselves, other than end tokens, may end a choice: each has to be looked at."""
+        return bool(self.stop) or self.repetition_detection is not None
+
+    @property
     def num_branches(self) -> int:
         """Choices that are worked on, of which ``n`` are returned."""
         return self.n if self.best_of is None else self.best_of
@@ -294,12 +372,13 @@ class SamplingParams:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         values["logit_bias"] = {str(token): number for token, number in self.logit_bias.items()}
         values["grammar"] = None if self.grammar is None else self.grammar.to_dict()
+        values["banned_sequences"] = [list(ids) for ids in self.banned_sequences]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """The inverse of ``to_dict``; fields left out take their defaults. Raises ``InvalidInput``."""
-        known = [item.name for item in fields(cls)]
+        known = sorted((item.name for item in fields(cls)), key=lambda name: name in samplers.DEFAULTS)
         for name in values:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=1)

@@ -296,7 +296,7 @@ class Request:
             raise InvalidInput("params", params, "give a SamplingParams")
         self.request_id = request_id
         self.prompt_token_ids = check_ids("prompt_token_ids", prompt_token_ids, MAX_PROMPT_TOKENS)
-        self.params = SamplingParams() if params is None else params
+        self.params = SamplingParams() if params is None else params.looked_up()
         self.tenant, self.model, self.adapter, self.namespace = tenant, model, adapter, namespace
         self.priority = check_int("priority", priority, -(2**31), 2**31 - 1)
         self.deadline = None if deadline is None else check_float("deadline", deadline, -1e18, 1e18)

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from octavo.core.batch import TokenLogprobs
 from octavo.core.params import SamplingParams
 from octavo.decoding.detokenizer import IncrementalDetokenizer
+from octavo.decoding.loops import LoopDetector
 from octavo.decoding.stops import StopMatcher
 from octavo.tokenizers.base import Tokenizer
 
 __all__ = ["LogprobEntry", "OutputProcessor", "TextDelta", "TokenText", "describe_logprobs", "token_text"]
+
+
+LOOPED = "repetition"  # the stop reason of a choice that went in circles
 
 
 @dataclass(slots=True)  # not frozen: one is made for every token
@@ -21,8 +25,8 @@ class TextDelta:
     `text` may be empty while characters or a possible stop string are held back. `token_ids` are the ids consumed.
     `offset` is where the first of them begins, in characters of the text before stop strings are cut; a token that goes
     on with a character has that character's offset. `finished` says that text ends here, by `stop_reason`: a stop
-    string, a stop token id, or None for EOS. `truncate_at`: the number of output tokens to keep, so the token at which
-    a stop string was complete is the last one; None unless a stop string ended the text.
+    string, a stop token id, `LOOPED`, or None for EOS. `truncate_at`: the number of output tokens to keep, so the token
+    at which a stop string or a loop was complete is the last one; None unless one of these ended the text.
     """
 
     text: str = ""
@@ -47,9 +51,11 @@ class OutputProcessor:
         "_end",
         "_end_ids",
         "_eos_ids",
+        "_loops",
         "_matcher",
         "_params",
         "_stop_ids",
+        "_watches",
         "num_tokens",
     )
 
@@ -69,6 +75,9 @@ class OutputProcessor:
             tokenizer, prompt_tail_ids, skip_special_tokens=params.skip_special_tokens
         )
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
+        loops = params.repetition_detection
+        self._loops = None if loops is None else LoopDetector(loops)
+        self._watches = params.watches_output
         self._end: TextDelta | None = None
         self._end_ids = self._stop_ids | self._eos_ids_in_force()
         self.num_tokens = 0  # consumed, the ending one included
@@ -83,7 +92,7 @@ class OutputProcessor:
         if self._end is not None:
             return self._end
         offset = self._detokenizer.num_chars
-        if not self._params.stop and token_id not in self._end_ids:  # most tokens
+        if not self._watches and token_id not in self._end_ids:  # most tokens
             self.num_tokens += 1
             return TextDelta(self._detokenizer.push_one(token_id), (token_id,), offset)
         may_end = self.num_tokens >= self._params.min_tokens
@@ -92,28 +101,31 @@ class OutputProcessor:
         hidden = ends and not self._params.include_stop_str_in_output
         text = "" if hidden else self._detokenizer.push((token_id,))
         shown, stop = self._matcher.push(text, active=may_end)
-        if stop is None and ends:
+        looped = self._loops is not None and self._loops.push(token_id) and may_end and not ends
+        if stop is None and (ends or looped):
             rest, stop = self._flushed(may_end)
             shown += rest
         reason: int | str | None = stop
         if stop is None and ends and token_id not in self._eos_ids_in_force():
             reason = token_id
-        kept = self.num_tokens if stop is not None else None
-        delta = TextDelta(shown, (token_id,), offset, ends or stop is not None, reason, kept)
+        elif stop is None and looped:
+            reason = LOOPED
+        kept = self.num_tokens if stop is not None or looped else None
+        delta = TextDelta(shown, (token_id,), offset, ends or looped or stop is not None, reason, kept)
         if delta.finished:
             self._end = TextDelta(finished=True, stop_reason=reason, truncate_at=kept, offset=offset + len(text))
         return delta
 
     def push_plain(self, token_id: int) -> str | None:
         """The text of one more token where nothing can end; None, and nothing is consumed, where `push` has to look."""
-        if self._end is not None or self._params.stop or token_id in self._end_ids:
+        if self._end is not None or self._watches or token_id in self._end_ids:
             return None
         self.num_tokens += 1
         return self._detokenizer.push_one(token_id)
 
     def push_all(self, token_ids: Sequence[int]) -> str:
         """`push` of each; the text that they show together."""
-        if self._params.stop or not self._end_ids.isdisjoint(token_ids) or self._end is not None:
+        if self._watches or not self._end_ids.isdisjoint(token_ids) or self._end is not None:
             return "".join([self.push(token_id).text for token_id in token_ids])
         self.num_tokens += len(token_ids)
         return self._detokenizer.push(token_ids)

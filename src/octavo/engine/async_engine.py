@@ -20,6 +20,7 @@ from typing import Any
 from octavo.core.errors import OctavoError
 from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
+from octavo.decoding.words import with_token_ids
 from octavo.engine.adapters import ServedAdapter
 from octavo.engine.config import EngineConfig
 from octavo.engine.explained import explained
@@ -255,7 +256,7 @@ class AsyncEngine:
         return Request(
             self._free_id() if request_id is None else request_id,
             token_ids,
-            params,
+            with_token_ids(params, parts.tokenizer),
             tenant=tenant,
             priority=priority,
             bulk=bulk,

@@ -15,6 +15,7 @@ from octavo.core.events import EventKind, TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import SchedulerConfig
+from octavo.decoding.words import with_token_ids
 from octavo.engine.core import EngineCore
 from octavo.engine.fixture import Fixture, load_fixture
 from octavo.engine.parts import ModelParts, build_core, parts_from_fixture
@@ -110,7 +111,7 @@ class InferenceEngine:
         request = Request(
             self._free_id() if request_id is None else request_id,
             prompt_tokens,
-            params,
+            with_token_ids(params, self.parts.tokenizer),
             tenant=tenant,
             priority=priority,
             arrival=now,

@@ -16,6 +16,7 @@ from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.decoding.ranking import best_of
+from octavo.decoding.words import with_token_ids
 from octavo.engine.config import EngineConfig
 from octavo.engine.loader import LoadedEngine, load_engine
 from octavo.engine.output import OutputDelta, OutputRouter
@@ -177,7 +178,7 @@ class LLM:
         return Request(
             f"llm-{self._next_id}",
             token_ids,
-            params,
+            with_token_ids(params, self.tokenizer),
             model=parts.name,
             arrival=time.monotonic(),
             adapter=adapter,

@@ -60,8 +60,8 @@ class _Reader:
     def __init__(self, request: Request, tokenizer: Tokenizer, whole: bool, fold: Callable[..., Any]) -> None:
         self.request = request
         self.num_prompt_tokens = len(request.prompt_token_ids)
-        # a stop string must be looked for at every token, and prompt logprobs come with the first one
-        self.whole = whole and not request.params.stop and request.params.prompt_logprobs is None
+        # a stop string or a loop must be looked for at every token, and prompt logprobs come with the first one
+        self.whole = whole and not request.params.watches_output and request.params.prompt_logprobs is None
         tail = request.prompt_token_ids[-PROMPT_TAIL:]
         self.processors = [
             fold(tokenizer, request.params, prompt_tail_ids=tail, eos_ids=request.eos_token_ids)

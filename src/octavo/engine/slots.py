@@ -11,17 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.backends.counts import TokenCounts
+from octavo.backends.history import History
 from octavo.backends.ops import NO_ADAPTER, SamplingRow
 from octavo.backends.sampling import has_penalties
 from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit
 from octavo.core.errors import InvariantBroken
 from octavo.decoding.grammar import GrammarCompiler, Matcher
+from octavo.decoding.processors import processor
 
 
 class Slot:
     """The state of one slot: one branch's page table for each KV group, how it samples, and what penalties count.
 
-    Tokens are followed beyond those known at the start only for the counts of penalties and for a grammar.
+    Tokens are followed beyond those known at the start only where penalties, bans or a grammar depend on them.
     """
 
     def __init__(self, init: SlotInit, num_groups: int) -> None:
@@ -30,8 +32,12 @@ class Slot:
         self.num_prompt_tokens = init.num_prompt_tokens
         self.tokens = list(init.token_ids)
         self.pages: list[list[int]] = [[] for _ in range(num_groups)]
+        self._history: History | None = None
+        if init.params.looks_back:
+            processors = [processor(name) for name in init.params.logits_processors]
+            self._history = History(init.params, init.num_prompt_tokens, self.tokens, processors)
         self.counts = has_penalties(init.params)
-        self.follows = self.counts or init.params.grammar is not None
+        self.follows = self.counts or self._history is not None or init.params.grammar is not None
         known = self.tokens if self.counts else []
         self.prompt_counts = TokenCounts(known[: init.num_prompt_tokens])
         self.output_counts = TokenCounts(known[init.num_prompt_tokens :])
@@ -69,6 +75,7 @@ class Slot:
 
     def sampling_row(self, choice: int, output_index: int) -> SamplingRow:
         """What a backend must know to draw output token ``output_index``."""
+        banned, penalties = ((), {}) if self._history is None else self._history.next()
         return SamplingRow(
             params=self.params,
             seed=self.seed,
@@ -76,7 +83,8 @@ class Slot:
             output_index=output_index,
             prompt_counts=self.prompt_counts,
             output_counts=self.output_counts,
-            banned_now=self.end_ids if output_index < self.params.min_tokens else (),
+            banned_now=banned + self.end_ids if output_index < self.params.min_tokens else banned,
+            penalties=penalties,
             grammar_mask=self._masks[0],
         )
 
@@ -142,13 +150,17 @@ class Slot:
                 return
             self._truncate(position)
         self.tokens.append(token)
+        if self._history is not None:
+            self._history.grown()
         if self.counts and position >= self.num_prompt_tokens:
             self.output_counts.add(token)
 
     def _truncate(self, length: int) -> None:
         length = max(length, self.num_prompt_tokens)
         self._agreed = min(self._agreed, length - self.num_prompt_tokens)
-        if self.counts:
-            for token in self.tokens[length:]:
+        while len(self.tokens) > length:
+            token = self.tokens.pop()
+            if self.counts:
                 self.output_counts.remove(token)
-        del self.tokens[length:]
+            if self._history is not None:
+                self._history.shrunk(token)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from octavo.core.params import MAX_ALLOWED_IDS, MAX_BANNED_IDS, MAX_LOGPROB_IDS, MAX_STOP_IDS, POOLINGS, RANGES
+from octavo.core.samplers import MAX_BREAKERS, MAX_WORD_CHARACTERS, MAX_WORDS
 from octavo.serve.front import REQUEST_ID, Front
 from octavo.serve.params import BIAS_KEY, LONGEST_DEADLINE, MOST_PRIORITY
 from octavo.serve.prompts import ROLES, VARIABLE, longest_prompt
@@ -14,6 +15,7 @@ __all__ = ["limited"]
 
 _Json = dict[str, Any]
 _FILLED = {"string": {"minLength": 1}, "array": {"minItems": 1}}
+_WORD = {"type": "string", "minLength": 1, "maxLength": MAX_WORD_CHARACTERS}
 _Limits = dict[str, _Json]  # JSON type -> what its schema says in addition; "any": of a parameter without a type
 
 
@@ -79,6 +81,8 @@ def _of_texts(front: Front, needs: Collection[str]) -> dict[str, _Limits]:
     return {
         "stop": {"string": stop, "array": strings},
         "stop_sequences": {"array": strings},
+        "bad_words": {"array": {"maxItems": MAX_WORDS, "items": _WORD}},
+        "dry_sequence_breakers": {"array": {"maxItems": MAX_BREAKERS, "items": _WORD}},
         "messages": {"array": {"items": _turn("text", named=True)}},
         "input": {
             "string": text,

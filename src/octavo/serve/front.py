@@ -214,7 +214,8 @@ class Front:
 
     def sampling(self, body: CompletionRequest | ChatRequest) -> SamplingParams:
         """How tokens are drawn. Raises ``ApiError``, also for more of them than the shortest prompt leaves room for."""
-        params, limit = sampling_params(body, self.config, self.engine.vocab_size), self.engine.max_seq_len
+        engine, limit = self.engine, self.engine.max_seq_len
+        params = sampling_params(body, self.config, engine.vocab_size, engine.tokenizer)
         if params.max_tokens is not None and params.max_tokens >= limit:
             message = f"asks for {params.max_tokens}, but the context holds {limit} with the prompt; ask for fewer"
             raise invalid("max_tokens", message, code="context_length_exceeded")

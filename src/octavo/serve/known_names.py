@@ -50,7 +50,7 @@ NO_THINKING = "this model has no reasoning to control; leave it out"
 NEVER_CUT = "a prompt is never cut; shorten it before sending"
 LABEL = "it is a label that this server does not use"
 NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
-NO_SAMPLER = "this way of sampling is not supported; use temperature, top_k, top_p and min_p"
+NO_SAMPLER = "this way of sampling is not supported; use top_p, min_p, typical_p or dynatemp_range"
 _NO_THOUGHTS = "only in a conversation is reasoning kept apart from the answer"
 _NO_STATES = "states inside the model are not given out; leave it out"
 _NO_CODE = "a request brings no code; leave it out"
@@ -69,6 +69,7 @@ GENERATION = Names(
         "repeat_penalty": "repetition_penalty",
         "return_tokens": "return_token_ids",
         "rid": "request_id",
+        "typ_p": "typical_p",
         "token_ids_logprob": "logprob_token_ids",
     },
     refused={
@@ -80,10 +81,7 @@ GENERATION = Names(
         "audio": (is_empty, TEXT_ONLY),
         "modalities": (one_of(["text"]), TEXT_ONLY),
         "suffix": (is_empty, "filling a gap is not supported; leave it out"),
-        "bad_words": (is_empty, "words cannot be banned yet; ban token ids with banned_token_ids or logit_bias"),
         "stop_regex": (is_empty, "stopping by a pattern is not supported; use stop with strings"),
-        "no_repeat_ngram_size": (off(0), "repeated groups cannot be banned; use repetition_penalty"),
-        "repetition_detection": (is_empty, "loops are not looked for; use repetition_penalty and max_tokens"),
         "prediction": (is_empty, "predicted outputs are not supported; leave it out"),
         "web_search_options": (is_empty, "this server does not search the web; leave it out"),
         "prompt_embeds": (is_empty, "embeddings as a prompt are not supported; send text or token ids"),
@@ -97,14 +95,10 @@ GENERATION = Names(
         "thinking_token_budget": (is_empty, NO_THINKING),
         "thinking": (one_of({"type": "disabled"}), NO_THINKING),
         "store": (is_empty, "answers are stored on /v1/responses alone; leave it out here"),
-        "typical_p": (off(1), NO_SAMPLER),
-        "top_n_sigma": (off(-1, 0), NO_SAMPLER),
-        "xtc_probability": (off(0), NO_SAMPLER),
-        "dry_multiplier": (off(0), NO_SAMPLER),
-        "dynatemp_range": (off(0), NO_SAMPLER),
         "mirostat": (off(0), NO_SAMPLER),
         "top_p_min": (off(0), NO_SAMPLER),
-        "samplers": (is_empty, NO_SAMPLER),
+        "min_keep": (off(0, 1), NO_SAMPLER),
+        "samplers": (is_empty, "the order of samplers is fixed (docs/decoding.md); leave it out"),
         "watermark": (is_empty, "text is not marked; leave it out"),
         "custom_logit_processor": (is_empty, _NO_CODE),
         "custom_params": (is_empty, _NO_CODE),

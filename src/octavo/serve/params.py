@@ -6,12 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
+from octavo.decoding.words import with_token_ids
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, from_invalid_input, invalid
 from octavo.serve.grammars import grammar_of
 from octavo.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from octavo.tokenizers.base import Tokenizer
 
 __all__ = ["BIAS_KEY", "LONGEST_DEADLINE", "MOST_PRIORITY", "sampling_params", "top_logprobs"]
 
@@ -32,6 +36,20 @@ _PLAIN = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "typical_p",
+    "top_n_sigma",
+    "xtc_probability",
+    "xtc_threshold",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "no_repeat_ngram_size",
+    "bad_words",
+    "logits_processors",
     "seed",
     "ignore_eos",
     "include_stop_str_in_output",
@@ -41,7 +59,9 @@ _ID_LISTS = ("allowed_token_ids", "banned_token_ids", "stop_token_ids", "logprob
 BIAS_KEY = re.compile(r"0|[1-9][0-9]{0,11}")  # one spelling for each id
 
 
-def sampling_params(request: CompletionRequest | ChatRequest, config: ServeConfig, vocab_size: int) -> SamplingParams:
+def sampling_params(
+    request: CompletionRequest | ChatRequest, config: ServeConfig, vocab_size: int, tokenizer: Tokenizer
+) -> SamplingParams:
     """The engine's parameters. Raises ``ApiError`` 400 naming field, value and remedy."""
     _check_counts(request, config)
     values: dict[str, Any] = {name: getattr(request, name) for name in _PLAIN}
@@ -50,6 +70,8 @@ def sampling_params(request: CompletionRequest | ChatRequest, config: ServeConfi
     values["stop"] = _stop_strings(request, config)
     values["logprobs"] = top_logprobs(request, config)
     values["prompt_logprobs"] = _prompt_logprobs(request, config)
+    if request.repetition_detection is not None:
+        values["repetition_detection"] = msgspec.structs.asdict(request.repetition_detection)
     if request.logit_bias:
         values["logit_bias"] = _logit_bias(request.logit_bias, config, vocab_size)
     values["grammar"] = grammar_of(request)
@@ -58,7 +80,7 @@ def sampling_params(request: CompletionRequest | ChatRequest, config: ServeConfi
         if ids is not None:
             values[name] = _token_ids(name, ids, vocab_size)
     try:
-        return SamplingParams(**values)
+        return with_token_ids(SamplingParams(**values), tokenizer)
     except InvalidInput as error:
         raise from_invalid_input(error) from error
 

@@ -30,6 +30,14 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: bool = False
 
 
+class RepetitionDetection(Struct, kw_only=True):
+    """A loop that ends a choice: a pattern of so many tokens, so often in a row."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 1
+    min_count: int = 3
+
+
 class GenerationRequest(Struct, kw_only=True):
     """What completions and chat completions have in common."""
 
@@ -48,6 +56,21 @@ class GenerationRequest(Struct, kw_only=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    no_repeat_ngram_size: int | None = None
+    bad_words: list[str] | None = None
+    logits_processors: list[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     banned_token_ids: list[int] | None = None

@@ -56,7 +56,7 @@ SHOW = Names(idle={"verbose": "nothing more is known"})
 OPTIONS = Names(
     aliases={"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"},
     refused={
-        **dict.fromkeys(("typical_p", "tfs_z"), (off(1), NO_SAMPLER)),
+        "tfs_z": (off(1), NO_SAMPLER),
         "mirostat": (off(0), NO_SAMPLER),
     },
     idle={
@@ -79,6 +79,7 @@ class OllamaOptions(Struct, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
