@@ -126,7 +126,7 @@ def test_the_same_bytes_in_any_mix(backend, adapter_folder):
     chunks = st.sampled_from([1, 3, 64])
 
     @given(st.lists(drawn, min_size=1, max_size=7), chunks, st.booleans())
-    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def check(mix, chunk, few):
         together = core_of(parts, max_prefill_chunk=chunk, max_running_requests=3 if few else 64)
         for i, folder in enumerate(folders):
