@@ -248,6 +248,7 @@ class Planner:
     def _queue(self, draft: Draft, tried: Collection[tuple[str, int]]) -> deque[Branch]:
         """Who may be admitted, in order, without those that this plan has looked at. Age needs no turn."""
         left = [b for b in self.roster.waiting if draft.allows(b) and b.key not in tried and leads(b)]
+        left = [b for b in left if not b.awaits_scores]
         self.policy.prepare(self.roster.scene(draft.now))
         order = service_order(left, self.policy, self.config.bypass_limit)
         if draft.turn is not None:

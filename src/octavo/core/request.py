@@ -166,9 +166,22 @@ class Branch:
         return self.state not in TERMINAL
 
     @property
+    def scorer(self) -> Branch:
+        """Who gathers the logprobs of the prompt for this choice: the first one, unless it has ended without them."""
+        first = self.request.branches[0]
+        return first if first.is_live or len(first.prompt_logprobs) == self.num_prompt_tokens - 1 else self
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
-        """True while logprobs of prompt tokens are asked for and not all gathered."""
-        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
+        """True while logprobs of prompt tokens are asked for, are this choice's to gather, and not all gathered."""
+        if self.params.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1:
+            return False
+        return self.scorer is self
+
+    @property
+    def awaits_scores(self) -> bool:
+        """True while another choice gathers the logprobs of the prompt, and so computes it: this one waits."""
+        return self.params.prompt_logprobs is not None and self.scorer.wants_prompt_logprobs and self.scorer is not self
 
     @property
     def takes_prefix(self) -> bool:

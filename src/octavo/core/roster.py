@@ -292,8 +292,9 @@ class Roster:
     def _emit(self, branch: Branch, kind: EventKind, **values: object) -> None:
         prompt_logprobs = None
         if branch.params.prompt_logprobs is not None and not branch.prompt_logprobs_delivered:
-            if not branch.wants_prompt_logprobs:
-                prompt_logprobs = (None, *branch.prompt_logprobs)
+            scorer = branch.scorer
+            if not scorer.wants_prompt_logprobs:
+                prompt_logprobs = (None, *scorer.prompt_logprobs)
                 branch.prompt_logprobs_delivered = True
         event = TokenEvent(
             request_id=branch.key[0],
