@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from engine_harness import Collector, assert_idle, make_core, make_request, run_to_end
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.core.batch import GangEnding, TokenLogprobs
@@ -108,7 +108,16 @@ BEAMS = st.builds(
 )
 
 
+def never(width: int) -> SamplingParams:
+    """To be ended when surely nothing better comes: here that is later than by the guess."""
+    return SamplingParams(
+        n=width, use_beam_search=True, max_tokens=7, length_penalty=2.0, early_stopping="never", logprobs=1
+    )
+
+
 @settings(max_examples=150)
+@example(never(1), 44, {9})
+@example(never(3), 72, {5, 6, 7})
 @given(BEAMS, st.integers(0, 10**6), st.sets(st.integers(0, VOCAB - 1), max_size=3))
 def test_the_driver_does_as_the_definition_says(params: SamplingParams, seed: int, ends: set[int]) -> None:
     endings = driven(seed, ends, params)
