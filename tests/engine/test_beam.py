@@ -108,16 +108,17 @@ BEAMS = st.builds(
 )
 
 
-def never(width: int) -> SamplingParams:
-    """To be ended when surely nothing better comes: here that is later than by the guess."""
+def never(width: int, penalty: float = 2.0) -> SamplingParams:
+    """To be ended when surely nothing better comes than the worst: here that is later than by the guess."""
     return SamplingParams(
-        n=width, use_beam_search=True, max_tokens=7, length_penalty=2.0, early_stopping="never", logprobs=1
+        n=width, use_beam_search=True, max_tokens=7, length_penalty=penalty, early_stopping="never", logprobs=1
     )
 
 
 @settings(max_examples=150)
 @example(never(1), 44, {9})
 @example(never(3), 72, {5, 6, 7})
+@example(never(2, 1.0), 0, {1, 7})
 @given(BEAMS, st.integers(0, 10**6), st.sets(st.integers(0, VOCAB - 1), max_size=3))
 def test_the_driver_does_as_the_definition_says(params: SamplingParams, seed: int, ends: set[int]) -> None:
     endings = driven(seed, ends, params)
