@@ -56,6 +56,28 @@ def test_every_name_asks_for_a_grammar(asked: dict[str, Any], grammar: Grammar |
     assert params.grammar == grammar
 
 
+OTHERS: list[tuple[str, dict[str, Any], Grammar | None]] = [
+    ("/api/chat", {"format": "json"}, Grammar("json_object")),
+    ("/api/chat", {"format": SCHEMA}, AS_SCHEMA),
+    ("/api/chat", {"format": ""}, None),
+    ("/v1/responses", {"text": {"format": {"type": "text"}}}, None),
+    ("/v1/responses", {"text": {"format": {"type": "json_object"}}}, Grammar("json_object")),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}, AS_SCHEMA),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "grammar"), OTHERS)
+def test_other_apis_ask_for_a_format(path: str, asked: dict[str, Any], grammar: Grammar | None) -> None:
+    engine = FakeEngine()
+    body = {"input": "hé"} if path == "/v1/responses" else {**HELLO, "stream": False}
+    response = post(path, {**body, **asked}, engine=engine)
+    assert response.status_code == 200, response.text
+    assert engine.asked[0][1].grammar == grammar
+    (name,) = asked
+    wrong = {name: "yaml"} if name == "format" else {name: {"verbosity": "low"}}
+    assert post(path, {**body, **wrong}, engine=engine).status_code == 400
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [  # what is blamed, and a word that is said
     ({"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),

@@ -47,11 +47,11 @@ SAMPLES: dict[str, Any] = {
     "guided_json": {"type": "object"}, "guided_regex": "b+", "guided_choice": ["a", "b"],
     "guided_grammar": 'start: "a"', "grammar": 'root ::= "a"',
     "ebnf": 'root ::= "b"', "json_schema": '{"type": "integer"}', "regex": "[ab]",
-    "structural_tag": {"format": {"type": "any_text"}},
     "typical_p": 0.9, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2,
     "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3,
     "dry_penalty_last_n": 64, "dry_sequence_breakers": ["x"], "no_repeat_ngram_size": 3, "bad_words": ["zz"],
     "logits_processors": ["nobody's"], "repetition_detection": {"max_pattern_size": 4},
+    "structural_tag": {"format": {"type": "any_text"}}, "format": "json", "text": {"format": {"type": "json_object"}},
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "length_penalty": {"use_beam_search": True}, "early_stopping": {"use_beam_search": True},

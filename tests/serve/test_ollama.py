@@ -145,7 +145,7 @@ def refused(status: int, response: httpx.Response) -> str:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"options": {"temperature": -1}}, "options.temp"), ({"options": {"num_predict": 999}}, "options.num_predict"),
     ({"options": {"stop": [""]}}, "options.stop"), ({"options": {"min_p": "x"}}, "options.min"), ({"options": 1}, "op"),
-    ({"options": {"mirostat": 2}}, "options.mirostat"), ({"format": "json"}, "format"), ({"think": True}, "think"),
+    ({"options": {"mirostat": 2}}, "options.mirostat"), ({"format": "yaml"}, "format"), ({"think": True}, "think"),
     ({"options": {"repeat_penalty": "x"}}, "options.repeat_penalty"),
     ({"tools": [{}]}, "tools"), ({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "messages[0]"),
     ({"top_logprobs": 2}, "top_logprobs"), ({"messages": [{"role": "x"}]}, "messages[0]"), ({"messages": 1}, "mess"),

@@ -270,7 +270,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call_output"}]}, "input"), ({"input": [{"role": "user"}]}, "input"),
     ({"max_output_tokens": 999}, "max_output_tokens"), ({"background": True, "stream": True}, "background"),
     ({"background": True, "store": False}, "background"), ({"metadata": {"a": "b" * 600}}, "metadata"),
-    ({"text": {"format": {"type": "json_object"}}}, "text"), ({"truncation": "auto"}, "truncation"),
+    ({"text": {"format": "yaml"}}, "text"), ({"truncation": "auto"}, "truncation"),
     ({"tools": [{"type": "x"}]}, "tools"), ({"reasoning": {"effort": "high"}}, "reason"), ({"temperature": -1}, "temp"),
     ({"top_logprobs": 21}, "top_logprobs"), ({"conversation": "c"}, "conversation"),
 ]  # fmt: skip

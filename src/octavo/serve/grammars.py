@@ -13,7 +13,7 @@ from octavo.decoding.grammar.compiler import LIBRARY
 from octavo.serve.errors import ApiError, invalid, safe_name
 from octavo.serve.known_names import is_empty
 
-__all__ = ["grammar_of", "grammar_of_format", "refusal"]
+__all__ = ["format_of", "grammar_of", "refusal", "text_format"]
 
 _TOLD = {  # by what the library says
     "look-around": "look-around is not supported",
@@ -44,11 +44,27 @@ def grammar_of(request: Any) -> Grammar | None:
     return named[0][1] if named else None
 
 
-def grammar_of_format(param: str, value: Any) -> Grammar | None:
-    """The grammar of a format: a schema, or the word ``json``. Raises ``ApiError`` 400."""
-    if is_empty(value):
+def format_of(param: str, value: Any) -> dict[str, Any] | None:
+    """Another API's format in our words: the word ``json``, a schema, or ``{"type": "json_schema", "schema": ...}``.
+
+    Raises ``ApiError`` 400.
+    """
+    if is_empty(value) or value == {"type": "text"}:
         return None
-    return _grammar(param, "json_object", "") if value == "json" else _schema(param, value)
+    if value in ("json", {"type": "json_object"}):
+        return {"type": "json_object"}
+    if not isinstance(value, dict):
+        raise invalid(param, "must be json, or a JSON schema")
+    if value.get("type") != "json_schema":
+        return {"type": "json_schema", "json_schema": {"schema": value}}
+    _check_names(param, value, ("type", *_SCHEMA_NAMES))
+    return {"type": "json_schema", "json_schema": {name: value[name] for name in value if name != "type"}}
+
+
+def text_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What ``text`` of the Responses API says of the format. Raises ``ApiError`` 400."""
+    _check_names("text", text or {}, ("format",))
+    return format_of("text", (text or {}).get("format"))
 
 
 def _in_format(param: str, value: Any) -> Grammar | None:

@@ -19,10 +19,10 @@ from octavo.serve.dialects import json_response, warned
 from octavo.serve.errors import invalid
 from octavo.serve.forms import reasoning_format
 from octavo.serve.front import Front, Order, request_id_of
+from octavo.serve.grammars import format_of
 from octavo.serve.known_names import (
     LABEL,
     NEVER_CUT,
-    NO_GRAMMAR,
     NO_SAMPLER,
     NO_TEMPLATE,
     NO_THINKING,
@@ -43,7 +43,6 @@ _MACHINE = "where and how the model runs is the server's affair"
 NAMES = Names(
     in_turns=(*Names().in_turns, "thinking", "tool_name"),
     refused={
-        "format": (is_empty, NO_GRAMMAR),
         "tools": (is_empty, "tools are called in conversations alone; use /api/chat"),
         "images": (is_empty, TEXT_ONLY),
         "suffix": (is_empty, "filling a gap is not supported; leave it out"),
@@ -90,6 +89,7 @@ class OllamaOptions(Struct, kw_only=True):
 class _Generation(Struct, kw_only=True):
     model: str | None = None
     think: bool | None = None
+    format: dict[str, Any] | str | None = None
     stream: bool | None = None
     options: dict[str, Any] | None = None
     logprobs: bool | None = None
@@ -229,6 +229,7 @@ def _in_our_words(
         "repetition_penalty": options.repeat_penalty,
         "model": plain_name(asked.model),
         "stream": asked.stream is not False,
+        "response_format": format_of("format", asked.format),
     }
     thoughts = {} if asked.think is None else {"enable_thinking": asked.think}
     if isinstance(asked, OllamaChat):

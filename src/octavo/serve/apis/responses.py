@@ -25,7 +25,8 @@ from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
 from octavo.serve.errors import invalid
 from octavo.serve.front import Front, Order, request_id_of
-from octavo.serve.known_names import LABEL, NO_GRAMMAR, NO_THINKING, Names, is_empty, one_of
+from octavo.serve.grammars import text_format
+from octavo.serve.known_names import LABEL, NO_THINKING, Names, is_empty, one_of
 from octavo.serve.names import Warnings, note, translated
 from octavo.serve.params import check_metadata
 from octavo.serve.protocol import ChatRequest
@@ -43,7 +44,6 @@ NAMES = Names(
     in_parts=("type", "text", "annotations", "logprobs"),
     aliases={"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"},
     refused={
-        "text": (one_of({"format": {"type": "text"}}), NO_GRAMMAR),
         "reasoning": (one_of({"effort": "none"}), NO_THINKING),
         "truncation": (one_of("disabled"), "a prompt is never cut; shorten it before sending"),
         "conversation": (is_empty, "conversations are not kept by name; use previous_response_id"),
@@ -87,6 +87,7 @@ class ResponsesRequest(Struct, kw_only=True):
     deadline_ms: float | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -228,6 +229,7 @@ def _conversation(asked: ResponsesRequest, turns: list[Turn]) -> ChatRequest:
         tools=tools_of(asked.tools),
         tool_choice=tool_choice_of(asked.tool_choice),
         stream=asked.stream,
+        response_format=text_format(asked.text),
     )
 
 
