@@ -190,12 +190,16 @@ class _Teller:
         self._turn(choices, event["choice"], None, event["t"])
 
     def _on_preempt(self, event: Mapping[str, Any]) -> None:
-        if self._open is not None and (self._open.tokens or self._open.failed):
-            self.close_step()  # it ran in the step before, which nobody measured
+        self._close_done()
         choices = self._live[event["request"]]
         if event["by"] is not None:
             choices.life.preempted_by.append(event["by"])
         self._turn(choices, event["choice"], "preempted", event["t"])
+
+    def _close_done(self) -> None:
+        """What comes now comes after the step, which nobody measured: all that ran in it has its tokens."""
+        if self._open is not None and (self._open.tokens or self._open.failed):
+            self.close_step()
 
     def _turn(self, choices: _Choices, choice: int, state: str | None, now: float) -> None:
         """A choice takes another state."""
@@ -238,7 +242,9 @@ class _Teller:
             self._running.pop(life.request, None)
             life.end = max(event["t"], life.at)
 
-    _on_cancel = _on_finish
+    def _on_cancel(self, event: Mapping[str, Any]) -> None:
+        self._close_done()
+        self._on_finish(event)
 
     def _on_refuse(self, event: Mapping[str, Any]) -> None:
         self.history.refused.append(event)
