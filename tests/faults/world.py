@@ -88,6 +88,7 @@ class World:
     def _started(self, flags: Sequence[str], settings: dict[str, Any]) -> subprocess.Popen[str]:
         step_ms = settings.pop("step_ms", 10.0)
         step_ms = self.scale * settings.pop("scaled_step_ms", step_ms / self.scale)
+        self.step = step_ms / 1000  # seconds
         env = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(self.run_folder),
@@ -210,7 +211,7 @@ class World:
     def settle(self) -> None:
         """What is open when nothing goes on: to be compared with later."""
         with Load(self.address, CLIENTS, 1) as load:
-            until(lambda: len(load.told) > 3 * CLIENTS, 30, "it warms up")
+            until(lambda: len(load.told) > 3 * CLIENTS, 30 + 200 * self.step, "it warms up")
         self.fresh()
         until(self.is_idle, 10 * self.slow, "it is idle")
         time.sleep(0.1)
