@@ -1,0 +1,63 @@
+"""Promise 1 over all of decoding at once, on `reference`: text, tokens and logprobs of every request are those of the
+request alone on an engine that guesses nothing, jumps nowhere, caches nothing and has room. See decoding_plans.py.
+
+`OCTAVO_COMBINATIONS` says how many are drawn.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from decoding_asks import FEATURES, asked, goes_with
+from decoding_plans import make_stage, play_all
+from engine_harness import MODELS
+
+COMBINATIONS = int(os.environ.get("OCTAVO_COMBINATIONS", "100"))
+DANGERS = (
+    *(
+        "drafts",
+        "drafts of two",
+        "drafts of adapters",
+        "drafts of grammars",
+        "adapters",
+        "beams",
+        "overlap",
+        "copies",
+        "swaps",
+    ),
+    *("fail before", "fail after", "forced preemption", "preemptions", "restored", "died verifying"),
+)
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "decoding.md"
+
+
+def test_all_of_decoding_at_once(adapter_folder: Any) -> None:
+    seen: Counter[str] = Counter()
+    stages = [make_stage(model, adapter_folder, asks=40, page_sizes=(1, 2, 4, 16)) for model in sorted(MODELS)]
+    play_all(stages, COMBINATIONS, seen)
+    assert seen["played"] == COMBINATIONS
+    # a guard that never met its danger proves nothing
+    assert COMBINATIONS < 100 or all(seen[danger] for danger in DANGERS), seen
+
+
+def told_in_docs() -> set[frozenset[str]]:
+    """The pairs that docs/decoding.md says are refused: | `one` | `other`, `another` | why |."""
+    section = DOCS.read_text().split("## What goes with what")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", section, re.MULTILINE)
+    return {frozenset((one, other)) for one, others in rows for other in re.findall(r"`([a-z_]+)`", others)}
+
+
+def test_what_does_not_go_together_is_refused_by_name_and_told() -> None:
+    """Every pair of features, in every way: it is played (above), or refused with a field of the pair and a remedy."""
+    found = set()
+    for one, other in itertools.combinations(FEATURES, 2):
+        errors = [goes_with(asked(a, b)) for a, b in itertools.product(FEATURES[one], FEATURES[other])]
+        if any(errors):
+            found.add(frozenset((one, other)))
+            named = {name for ways in (FEATURES[one], FEATURES[other]) for way in ways for name in way}
+            assert all(error is None or (error.field in named and error.remedy) for error in errors), (one, other)
+    assert found == told_in_docs()
