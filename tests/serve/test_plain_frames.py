@@ -6,7 +6,7 @@ import re
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from serve_http import CHAT, COMPLETIONS, post
 
@@ -31,6 +31,7 @@ def stream(path: str, body: dict[str, Any]) -> bytes:
 
 
 @settings(max_examples=25, deadline=None)
+@example("a plain text", {}, 0, False, False)
 @given(TEXTS, OPTIONS, st.sampled_from([None, 0, 2]), st.booleans(), st.booleans())
 def test_the_bytes_are_those_of_whole_events(
     text: str, options: dict[str, Any], logprobs: int | None, echo: bool, chat: bool

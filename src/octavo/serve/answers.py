@@ -68,7 +68,8 @@ def extras(request: GenerationRequest, token_ids: list[int]) -> dict[str, Any]:
 def _is_plain(reply: Reply) -> bool:
     """Whether the chunks of a choice, between its first and its last, differ in their text alone."""
     request = reply.request
-    return reply.form.is_plain and not request.return_token_ids and request.logprobs in (None, False)
+    has_logprobs = request.logprobs is not None and request.logprobs is not False  # 0 asks for them
+    return reply.form.is_plain and not request.return_token_ids and not has_logprobs
 
 
 class _PlainFrames:
