@@ -222,12 +222,15 @@ def test_a_line_is_told_what_had_no_effect(octavo: Any, tmp_path: Path) -> None:
     bodies = [
         {"prompt": "one", "max_token": 2, "echo": True, "stop": "x"}, {"prompt": "two", "model": "another"},
         {"prompt": "three", "model": "tiny-llama", "return_tokens": True}, {"prompt": "four", "stream": False},
+        {"messages": [{"role": "user", "content": "five"}], "include_reasoning": True, "parallel_tool_calls": True},
     ]  # fmt: skip
     prompts.write_text("\n".join(json.dumps(body) for body in bodies))
     ran = octavo("run", "-m", TINY, "-f", str(prompts), "--max-tokens", "1", "--raw")
     answers = {line["index"]: line for line in map(json.loads, ran.out.splitlines())}
     told = {index: [warning["param"] for warning in line.get("warnings", ())] for index, line in answers.items()}
-    assert told == {0: ["max_token", "echo"], 1: ["model"], 2: ["return_token_ids"], 3: []}
+    assert told == {0: ["max_token", "echo"], 1: ["model"], 2: ["return_token_ids"], 3: []} | {
+        4: ["parallel_tool_calls", "include_reasoning"]
+    }
     assert "max_tokens" in answers[0]["warnings"][0]["message"] and "warnings" not in answers[3]
 
 

@@ -34,10 +34,19 @@ _Result = TypeVar("_Result")
 _NO_LIMIT = float(10**9)  # seconds; a command has no deadline
 
 _TEXT = "an answer holds its text; ask a server for more"
-_WHY = {"model": "the model is the one given by --model", "priority": "the lines are taken in order"}
+_AS_WRITTEN = "calls and thoughts are left in the text as the model writes them; ask a server for more"
+_OF_ANSWERS = (
+    "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "thinking_token_budget",
+    "include_reasoning", "separate_reasoning",
+)  # fmt: skip
+_WHY = {
+    "model": "the model is the one given by --model, or an adapter given by --lora",
+    "priority": "the lines are taken in order",
+    **dict.fromkeys(_OF_ANSWERS, _AS_WRITTEN),
+}
 _HTTP_ONLY = (
     "logprobs", "top_logprobs", "prompt_logprobs", "logprob_token_ids", "return_token_ids", "echo", "stream",
-    "stream_options", "priority", "request_id",
+    "stream_options", "priority", "request_id", *_OF_ANSWERS,
 )  # fmt: skip
 
 
@@ -94,12 +103,17 @@ class Session:
         if "messages" in body:
             params = ending_at_turns(params, engine)
         fit_context(prompts, params, engine, "messages" if "messages" in body else "prompt")
-        return Job(uuid.uuid4().hex, prompts, params, _NO_LIMIT), warnings + self._unused(request)
+        adapter = self._adapters().get(request.model or "", "")
+        return Job(uuid.uuid4().hex, prompts, params, _NO_LIMIT, adapter=adapter), warnings + self._unused(request)
+
+    def _adapters(self) -> dict[str, str]:
+        """The digest of each adapter, by its name."""
+        return {adapter.name: adapter.digest for adapter in self._engine.adapters()}
 
     def _unused(self, request: GenerationRequest) -> Warnings:
         """A warning for each known parameter that only an HTTP answer honours."""
         asked = [name for name in _HTTP_ONLY if getattr(request, name, None) not in (None, False)]
-        if request.model not in (None, self.model_name):
+        if request.model not in (None, self.model_name, *self._adapters()):
             asked.append("model")
         return [{"param": name, "message": f"{name} has no effect here: {_WHY.get(name, _TEXT)}."} for name in asked]
 
