@@ -34,6 +34,10 @@ ASKED: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"structured_outputs": {"json_object": True}}, Grammar("json_object")),
     ({"structured_outputs": {"structural_tag": TAG}}, AS_TAG),
     ({"structured_outputs": {}, "guided_json": SCHEMA}, AS_SCHEMA),
+    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}}, AS_SCHEMA),
+    ({"structured_outputs": {"json": {}}}, Grammar("json_schema", "{}")),
+    ({"guided_json": {}}, Grammar("json_schema", "{}")),
+    ({"guided_json": "", "guided_regex": "", "guided_choice": []}, None),
     ({"guided_regex": "a+"}, Grammar("regex", "a+")),
     ({"guided_choice": ["a"]}, Grammar("choice", '["a"]')),
     ({"guided_grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
@@ -63,6 +67,9 @@ OTHERS: list[tuple[str, dict[str, Any], Grammar | None]] = [
     ("/v1/responses", {"text": {"format": {"type": "text"}}}, None),
     ("/v1/responses", {"text": {"format": {"type": "json_object"}}}, Grammar("json_object")),
     ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}, AS_SCHEMA),
+    ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, AS_SCHEMA),
+    ("/v1/messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}, AS_SCHEMA),
+    ("/v1/messages", {"output_config": {"effort": None}}, None),
 ]
 
 
@@ -70,11 +77,12 @@ OTHERS: list[tuple[str, dict[str, Any], Grammar | None]] = [
 def test_other_apis_ask_for_a_format(path: str, asked: dict[str, Any], grammar: Grammar | None) -> None:
     engine = FakeEngine()
     body = {"input": "hé"} if path == "/v1/responses" else {**HELLO, "stream": False}
+    body |= {"max_tokens": 9} if path == "/v1/messages" else {}
     response = post(path, {**body, **asked}, engine=engine)
     assert response.status_code == 200, response.text
     assert engine.asked[0][1].grammar == grammar
     (name,) = asked
-    wrong = {name: "yaml"} if name == "format" else {name: {"verbosity": "low"}}
+    wrong = {name: "yaml"} if name == "format" else {name: {"effort": "low"}}
     assert post(path, {**body, **wrong}, engine=engine).status_code == 400
 
 
@@ -98,6 +106,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # what is blamed, and a word
     ({"grammar": 'start: start "x"'}, "grammar", "nothing can be said"),
     ({"grammar": "no grammar"}, "grammar", "GBNF"),
     ({"json_schema": {"type": "foo"}}, "grammar", "cannot be compiled"),
+    ({"structured_outputs": {"json": 1}}, "grammar", ": json_schema: give a schema"),
+    ({"repetition_detection": {"max_pattern_size": 2, "min_size": 1}}, "repetition_detection", "min_size"),
     ({"json_schema": {"type": "array", "uniqueItems": True}}, "grammar", "uniqueItems: this keyword is not supported"),
     ({"json_schema": {"properties": {"secret": {"not": {}}}}}, "grammar", "not: this keyword"),
     ({"json_schema": {"$ref": "http://x/y"}}, "grammar", "within the schema"),

@@ -51,7 +51,10 @@ SAMPLES: dict[str, Any] = {
     "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3,
     "dry_penalty_last_n": 64, "dry_sequence_breakers": ["x"], "no_repeat_ngram_size": 3, "bad_words": ["zz"],
     "logits_processors": ["nobody's"], "repetition_detection": {"max_pattern_size": 4},
-    "structural_tag": {"format": {"type": "any_text"}}, "format": "json", "text": {"format": {"type": "json_object"}},
+    "structural_tag": {"format": {"type": "any_text"}}, "format": "json",
+    "output_config": {"format": {"type": "json_schema", "schema": {}}},
+    "output_format": {"type": "json_schema", "schema": {}},
+    "text": {"format": {"type": "json_object"}},
 }  # fmt: skip
 BESIDE: dict[str, dict[str, Any]] = {
     "length_penalty": {"use_beam_search": True}, "early_stopping": {"use_beam_search": True},
@@ -63,7 +66,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 UNSEEN = {(kind, "add_special_tokens") for kind in ("CompletionRequest", "EmbeddingsRequest", "TokenizeTextRequest")}
 # this answer has neither calls nor thoughts: test_tools looks at these
 UNSEEN |= {("ChatRequest", name) for name in ("parallel_tool_calls", "include_reasoning", "separate_reasoning")}
-UNSEEN |= {("CountTokensRequest", "thinking")}
+UNSEEN |= {("CountTokensRequest", name) for name in ("thinking", "output_config", "output_format")}
 
 
 def sample(body: Body, name: str) -> Any:

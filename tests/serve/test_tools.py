@@ -231,8 +231,59 @@ def test_what_cannot_be_enforced_is_refused_where_it_was_demanded() -> None:
     for body, warned in ((BODY, False), ({"messages": USER, "tools": plain}, True)):
         answer = post(CHAT, body, engine=engine("x"), tool_call_parser="json")
         assert (answer.headers.get("x-octavo-warnings") == "strict") == warned
-    both = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
-    check_error(post(CHAT, {"messages": USER, **both}, engine=engine()), 400, "tools")
+    error = check_error(post(CHAT, {"messages": USER, "tools": [_strict("yes")]}, engine=engine()), 400, "tools")
+    assert "strict" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "blamed"),
+    [
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"function_call": "yes"}, "function_call"),
+        ({"tools": TOOLS, "function_call": "none"}, "function_call"),
+        ({"functions": [{"name": "f"}], "tool_choice": "required"}, "tool_choice"),
+        ({"function_call": "none", "tool_choice": "auto"}, ""),
+    ],
+)
+def test_a_choice_among_tools_that_are_not_there_is_refused(asked: dict[str, Any], blamed: str) -> None:
+    answer = post(CHAT, {"messages": USER, **asked}, engine=engine("x"))
+    assert answer.status_code == 200 if not blamed else check_error(answer, 400, blamed)
+
+
+def _strict(value: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "strict": value}}
+
+
+def test_strict_is_passed_on_by_anthropics_api() -> None:
+    odd = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}, "strict": True}
+    body = {"messages": USER, "max_tokens": 9, "tools": [odd]}
+    assert post("/v1/messages", body, engine=engine()).status_code == 400
+    assert post("/v1/messages", {**body, "tools": [{**odd, "strict": False}]}, engine=engine()).status_code == 200
+
+
+FORMATS: Any = [{"response_format": {"type": "json_object"}}, {"guided_json": PARAMETERS}]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_tools_and_a_format_of_the_answer_exclude_each_other(form: dict[str, Any]) -> None:
+    older = {"functions": [TOOLS[0]["function"]]}
+    for tools, blamed in ((older, "functions"), *(({"tools": TOOLS, "tool_choice": c}, "tools") for c in _CHOICES)):
+        asked = engine()
+        check_error(post(CHAT, {"messages": USER, **tools, **form}, engine=asked), 400, blamed)
+        assert not asked.asked
+    none = {"tools": TOOLS, "tool_choice": "none"}
+    assert post(CHAT, {"messages": USER, **none, **form}, engine=engine("{}")).status_code == 200
+
+
+_CHOICES = ("auto", "required")
+
+
+def test_what_follows_a_format_is_content_whatever_marks_are_in_it_or_before_it() -> None:
+    said = '{"a": "<think>1</think>"}'
+    body = {"messages": USER, "response_format": {"type": "json_object"}}
+    for template in (THINKS, THINKS.replace("<think>\n{#", "{# <think>")):
+        message = post(CHAT, body, engine=engine(said, template)).json()["choices"][0]["message"]
+        assert message["content"] == said and not message.get("reasoning_content")
 
 
 def test_thoughts_have_a_budget_where_their_mark_is_a_token() -> None:

@@ -68,7 +68,11 @@ async def answer_of(
     form = answer_form(body, prompts, model, config)
     if form.is_plain:
         return form, params
-    params, asked = reading_marks(params, form, model.tokenizer), tools_asked(body)
+    asked = tools_asked(body)
+    if params.grammar is not None:
+        _check_alone(body, asked)
+        return PLAIN, params  # it is a word of its grammar: a mark in it marks nothing
+    params = reading_marks(params, form, model.tokenizer)
     try:
         for tool in () if asked is None else asked.callable:
             await check(Grammar("json_schema", json.dumps(tool.parameters)))
@@ -79,8 +83,18 @@ async def answer_of(
         if isinstance(error, ApiError) and error.code != "invalid_grammar":
             raise
         said = error.remedy if isinstance(error, InvalidInput) else error.message
-        param = "thinking_token_budget" if asked is None else "functions" if asked.older else "tools"
+        param = _asked_as(asked)
         raise ApiError(400, f"{param}: {said.rstrip('.')}.", param=param, code="invalid_grammar") from error
+
+
+def _check_alone(body: Any, asked: ToolsAsked | None) -> None:
+    """Refuse what cannot stand beside a format of the answer. Raises ``ApiError`` 400."""
+    if asked is not None or body.thinking_token_budget is not None:
+        raise invalid(_asked_as(asked), "cannot be combined with a format of the answer; send one of them")
+
+
+def _asked_as(asked: ToolsAsked | None) -> str:
+    return "thinking_token_budget" if asked is None else "functions" if asked.older else "tools"
 
 
 def note_strict(warnings: Warnings, body: Any, form: AnswerForm) -> None:
@@ -95,9 +109,6 @@ def _constrained(
     body: Any, asked: ToolsAsked | None, form: AnswerForm, params: SamplingParams, tokenizer: Tokenizer
 ) -> tuple[AnswerForm, SamplingParams]:
     budget = body.thinking_token_budget
-    if params.grammar is not None and (asked is not None or budget is not None):
-        name = "thinking_token_budget" if asked is None else "tools"
-        raise invalid(name, "cannot be combined with a format of the answer; send one of them")
     tools, must = ((), False) if asked is None else (asked.callable, asked.must)
     source, eager = answer_grammar(form, tools, tokenizer, required=must, budget=budget)
     if source is None:

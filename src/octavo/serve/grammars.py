@@ -13,7 +13,7 @@ from octavo.decoding.grammar.compiler import LIBRARY
 from octavo.serve.errors import ApiError, invalid, safe_name
 from octavo.serve.known_names import is_empty
 
-__all__ = ["format_of", "grammar_of", "refusal", "text_format"]
+__all__ = ["format_of", "grammar_of", "output_format", "refusal", "text_format"]
 
 _TOLD = {  # by what the library says
     "look-around": "look-around is not supported",
@@ -33,6 +33,8 @@ def grammar_of(request: Any) -> Grammar | None:
     named = [] if found is None else [("response_format", found)]
     outputs = request.structured_outputs
     for name, value in ({} if is_empty(outputs) else outputs).items():
+        if name not in _OPTIONS and is_empty(value):
+            continue
         if name not in _OPTIONS:
             param = "structured_outputs"
             raise invalid(param, f"{_known(name)} is not supported; known: {', '.join(_OPTIONS)}")
@@ -67,6 +69,15 @@ def text_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return format_of("text", (text or {}).get("format"))
 
 
+def output_format(config: Mapping[str, Any] | None, older: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What ``output_config`` of Anthropic's API, or the older ``output_format``, says. Raises ``ApiError`` 400."""
+    _check_names("output_config", {n: v for n, v in (config or {}).items() if not is_empty(v)}, ("format",))
+    newer = format_of("output_config", (config or {}).get("format"))
+    if newer is not None and not is_empty(older):
+        raise invalid("output_format", "is the older name of output_config.format; send one of them")
+    return newer or format_of("output_format", older)
+
+
 def _in_format(param: str, value: Any) -> Grammar | None:
     if is_empty(value):
         return None
@@ -87,7 +98,8 @@ def _in_format(param: str, value: Any) -> Grammar | None:
 
 
 def _made(param: str, option: str, value: Any) -> list[tuple[str, Grammar]]:
-    return [] if is_empty(value) else [(param, _OPTIONS[option](param, value))]
+    asks = value == {} or not is_empty(value)  # an empty schema is one: any JSON fits it
+    return [(param, _OPTIONS[option](param, value))] if asks else []
 
 
 def _schema(param: str, value: Any) -> Grammar:
@@ -164,7 +176,7 @@ def _param(param: str) -> str:
 
 def refusal(error: InvalidInput) -> ApiError:
     """A grammar that was tried out and refused. What the library says of it may hold its text: a fixed one is sent."""
-    place = safe_name(re.split(r"[/ ]", error.field)[-1])
+    place = safe_name(re.split(r"[/ ]", error.field.removesuffix(" #"))[-1])
     said = error.remedy
     if said.startswith(LIBRARY):
         said = next((told for sign, told in _TOLD.items() if sign in said), "it cannot be compiled")

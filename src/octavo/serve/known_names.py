@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "GENERATION", "LABEL", "NEVER_CUT", "NO_GRAMMAR", "NO_SAMPLER", "NO_TEMPLATE", "NO_THINKING", "NO_TOOLS",
+    "GENERATION", "LABEL", "NEVER_CUT", "NO_SAMPLER", "NO_TEMPLATE", "NO_THINKING", "NO_TOOLS",
     "ONE_MODEL", "TEXT_ONLY", "Names", "is_empty", "off", "one_of",
 ]  # fmt: skip
 
@@ -44,7 +44,6 @@ def off(*values: float) -> Callable[[Any], bool]:
 
 
 NO_TOOLS = "tools are called in conversations alone; use /v1/chat/completions"
-NO_GRAMMAR = "this server does not constrain output yet; ask for the format in the prompt and validate the answer"
 TEXT_ONLY = "this model reads and writes text only; leave it out"
 NO_THINKING = "this model has no reasoning to control; leave it out"
 NEVER_CUT = "a prompt is never cut; shorten it before sending"

@@ -30,7 +30,7 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: bool = False
 
 
-class RepetitionDetection(Struct, kw_only=True):
+class RepetitionDetection(Struct, kw_only=True, forbid_unknown_fields=True):
     """A loop that ends a choice: a pattern of so many tokens, so often in a row."""
 
     max_pattern_size: int

@@ -45,6 +45,10 @@ def tools_asked(body: Any) -> ToolsAsked | None:
     given, where = (body.functions, "functions") if older else (tools, "tools")
     name = "function_call" if older else "tool_choice"
     choice = _choice(name, getattr(body, name, None))
+    other = "tool_choice" if older else "function_call"
+    stray = getattr(body, other, None)
+    if stray is not None and (given or _choice(other, stray) not in ("auto", "none")):
+        raise invalid(other, f"goes with {'tools' if older else 'functions'}; leave it out, or give those")
     if not given:
         if choice not in ("auto", "none"):
             raise invalid(name, "asks for a call, but there are no tools; give tools")
@@ -82,6 +86,8 @@ def _tool(where: str, item: Mapping[str, Any], older: bool) -> Tool:
     function = item if older else item.get("function")
     if not isinstance(function, dict):
         raise _bad(where, 'must be like {"type": "function", "function": {"name", "description", "parameters"}}')
+    if not isinstance(function.get("strict"), bool | None):
+        raise _bad(where, "strict must be true or false")
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _bad(where, "name must have 1 to 64 letters, digits or any of . _ -")

@@ -16,7 +16,8 @@ from octavo.serve.described import described
 from octavo.serve.dialects import Dialect, named_event, warned
 from octavo.serve.errors import ApiError, invalid
 from octavo.serve.front import Front, Order
-from octavo.serve.known_names import LABEL, NO_GRAMMAR, Names, is_empty
+from octavo.serve.grammars import output_format
+from octavo.serve.known_names import LABEL, Names, is_empty
 from octavo.serve.names import translated
 from octavo.serve.prompts import text_of
 from octavo.serve.protocol import ChatRequest
@@ -41,8 +42,6 @@ NAMES = Names(
     in_parts=("type", "text", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "signature"),
     aliases={"stop": "stop_sequences", "max_completion_tokens": "max_tokens"},
     refused={
-        "output_config": (is_empty, NO_GRAMMAR),
-        "output_format": (is_empty, NO_GRAMMAR),
         **dict.fromkeys(("container", "mcp_servers", "context_management", "compaction"), (is_empty, _ELSEWHERE)),
         **dict.fromkeys(("fallbacks", "thread"), (is_empty, _ELSEWHERE)),
     },
@@ -64,6 +63,8 @@ class CountTokensRequest(Struct, kw_only=True):
     tool_choice: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -104,7 +105,7 @@ def _error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": None}
 
 
-_THEIRS = {"stop": "stop_sequences", "thinking_token_budget": "thinking"}
+_THEIRS = {"stop": "stop_sequences", "thinking_token_budget": "thinking", "response_format": "output_config"}
 ANTHROPIC = Dialect(
     _error_body,
     named_event,
@@ -170,6 +171,7 @@ def _conversation(asked: CountTokensRequest) -> ChatRequest:
     if asked.system:
         turns = [{"role": "system", "content": text_of("system", asked.system)}, *turns]
     stop = getattr(asked, "stop_sequences", None)
-    more = {"tools": tools_of(asked.tools), "parallel_tool_calls": None, "tool_choice": None}
+    more: dict[str, Any] = {"tools": tools_of(asked.tools), "parallel_tool_calls": None, "tool_choice": None}
     more |= {**tool_choice_of(asked.tool_choice), **_thinking(asked)}
+    more |= {"response_format": output_format(asked.output_config, asked.output_format)}
     return translated(asked, ChatRequest, messages=turns, stop=stop, continue_final_message=goes_on, **more)

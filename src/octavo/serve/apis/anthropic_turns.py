@@ -66,7 +66,7 @@ def tools_of(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | N
     for index, tool in enumerate(tools or ()):
         if tool.get("type") not in (None, "custom"):
             raise invalid("tools", f"[{index}] is run by Anthropic's servers; there are only tools of your own here")
-        function: dict[str, Any] = {name: tool[name] for name in ("name", "description") if name in tool}
+        function: dict[str, Any] = {name: tool[name] for name in ("name", "description", "strict") if name in tool}
         found.append({"type": "function", "function": {**function, "parameters": tool.get("input_schema")}})
     return found or None
 
