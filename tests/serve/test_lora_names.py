@@ -126,4 +126,9 @@ def test_loads_under_load_and_an_engine_that_dies(tmp_path: Path, adapter_folder
         assert complete(server.url, "one") == wanted["one"]
         refused = ask("POST", "/v1/load_lora_adapter", lora_name="x", lora_path=str(tmp_path))
         assert "cannot be opened" in refused["error"]["message"]
+        front = children(server.process.pid)["api-0"]
+        for name, place, param in (("x", "/" * 5000, "lora_path"), ("x" * 999, first, "lora_name")):
+            assert ask("POST", "/v1/load_lora_adapter", lora_name=name, lora_path=place)["error"]["param"] == param
+        assert ask("POST", "/v1/unload_lora_adapter", lora_name="x" * 999)["error"]["param"] == "lora_name"
+        assert children(server.process.pid)["api-0"] == front
         assert wait_idle(server.url)

@@ -58,8 +58,7 @@ class AdapterTable:
         """The adapter in a folder; as slow as the disk, and for any thread. Raises ``InvalidInput``."""
         from octavo.weights.lora import read_adapter
 
-        if not 1 <= len(path) <= MAX_PATH or "\0" in path:
-            raise InvalidInput("lora_path", path[:64], f"give a folder's name of 1 to {MAX_PATH} characters")
+        check_path(path)
         found = read_adapter(path, self._projections, self.room.rank)
         factors = {name: (each.a, each.b, each.scale) for name, each in found.factors.items()}
         return ReadAdapter(found.digest, found.rank, self.places.pack(factors))
@@ -111,6 +110,12 @@ class AdapterTable:
             remedy = f"all places are taken ({self._names()}, and what requests still use); unload one"
             raise InvalidInput("max_loras", self.room.places, f"{remedy}, or start with a larger --max-loras")
         return free[0]
+
+
+def check_path(path: str) -> None:
+    """Raises ``InvalidInput`` for what cannot be a folder's name."""
+    if not 1 <= len(path) <= MAX_PATH or "\0" in path:
+        raise InvalidInput("lora_path", path[:64], f"give a folder's name of 1 to {MAX_PATH} characters")
 
 
 def check_name(name: str) -> None:

@@ -14,7 +14,7 @@ from octavo.core.events import TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.decoding.output import OutputProcessor
-from octavo.engine.adapters import ServedAdapter
+from octavo.engine.adapters import ServedAdapter, check_name, check_path
 from octavo.engine.mailbox import Mailbox
 from octavo.engine.output import OutputDelta, OutputRouter
 from octavo.models.pooling import Pooling
@@ -234,10 +234,13 @@ class RemoteEngine:
 
     async def load_adapter(self, name: str, path: str) -> None:
         """Serve the adapter in a folder of the engine's machine under a name. Raises ``InvalidInput``."""
+        check_name(name)
+        check_path(path)
         await self._change(lambda number: LoadAdapter(number, name, path))
 
     async def unload_adapter(self, name: str) -> None:
         """The name stands for nothing from now on; who has it goes on. Raises ``InvalidInput``."""
+        check_name(name)
         await self._change(lambda number: UnloadAdapter(number, name))
 
     async def _change(self, message: Callable[[int], ToEngine]) -> None:
