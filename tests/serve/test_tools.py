@@ -164,6 +164,14 @@ def test_what_cannot_be_asked_is_refused_by_name(more: dict[str, Any], param: st
     assert not asked.asked
 
 
+@pytest.mark.parametrize("arguments", ["{", "[1]", '{"a": NaN}', '{"a": 1e999}', "{'a': 1}", [], False, 0])
+def test_arguments_of_earlier_calls_are_a_json_object_or_left_out(arguments: Any) -> None:
+    for given, status in ((arguments, 400), (None, 200), ("", 200), ({}, 200)):
+        call = {"function": {"name": "f", "arguments": given}}
+        answer = post(CHAT, {"messages": [*USER, {"role": "assistant", "tool_calls": [call]}]}, engine=engine("x"))
+        assert answer.status_code == status and ("JSON object" in answer.text) == (status == 400), answer.text
+
+
 def test_a_template_whose_calls_cannot_be_read_is_said_so() -> None:
     template = "{{ tools }}<function=f>{{ messages }}"
     error = check_error(post(CHAT, BODY, engine=engine("x", template)), 400, "tools")

@@ -105,14 +105,20 @@ def _call(where: str, raw: Any) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    try:
-        known = isinstance(json.loads(arguments or "{}"), dict)
-    except (TypeError, ValueError, RecursionError):
-        known = False
-    if not known:
+    if arguments not in (None, "") and not _is_object(arguments):
         raise _bad(where, "arguments must be the text of a JSON object")
     call_id = _texts(where, raw, ("id",))
     return {**call_id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
+
+
+def _is_object(text: Any) -> bool:
+    """Whether it is the text of a JSON object. NaN is no JSON, nor is a number that no double holds."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict)
 
 
 def text_of(where: str, content: Any) -> str:
