@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 from array import array
 from collections import deque
 from itertools import islice
@@ -15,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends import available_backends, create_backend
-from octavo.backends.null_backend import null_tokens
+from octavo.backends.null_backend import _allowed, null_tokens
 from octavo.core.errors import InvalidInput
+from octavo.core.grammar import Grammar
 from octavo.core.params import SamplingParams
 from octavo.engine import metrics
 from octavo.engine.llm import LLM
@@ -84,3 +86,17 @@ def test_what_has_been_served_leaves_nothing_behind(monkeypatch: pytest.MonkeyPa
         gc.collect()
         counts.append(len(gc.get_objects()))
     assert max(counts[2:]) < counts[1] + 60, counts
+
+
+@given(st.sets(st.integers(0, 60), min_size=1))
+def test_each_id_that_a_mask_allows_can_be_drawn_and_no_other(ids: set[int]) -> None:
+    mask = sum(1 << i for i in ids).to_bytes(8, "little")
+    assert [_allowed(drawn, mask) for drawn in range(2 * len(ids))] == sorted(ids) * 2
+
+
+@pytest.mark.parametrize("pattern", ["[ab]{3,9}c", "(ab|cd)+e", "abcde"])
+@pytest.mark.parametrize("drawn", [{"temperature": 0.0}, {"seed": 5}])
+def test_an_answer_follows_its_grammar(pattern: str, drawn: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=60, grammar=Grammar("regex", pattern), **drawn)
+    choice = llm().generate([[1, 5]], params)[0].outputs[0]
+    assert re.fullmatch(pattern, choice.text) and choice.finish_reason == "stop", choice

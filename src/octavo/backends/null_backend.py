@@ -195,8 +195,11 @@ class NullBackend:
         return logits
 
     def sample(self, logits: Sequence[int], rows: Sequence[SamplingRow]) -> list[int]:
-        """One id per hash."""
-        return [self._choose(_drawn(own, row)) for own, row in zip(logits, rows, strict=True)]
+        """One id per hash, of those that a grammar allows."""
+        return [self._chosen(_drawn(own, row), row.grammar_mask) for own, row in zip(logits, rows, strict=True)]
+
+    def _chosen(self, drawn: int, mask: bytes | None) -> int:
+        return self._choose(drawn) if mask is None else _allowed(drawn, mask)
 
     def logprobs(
         self, logits: Sequence[int], ids: Sequence[int], k: Sequence[int], chosen: Sequence[Sequence[int]]
@@ -233,6 +236,16 @@ def _mixed(own: int, back: int, token: int) -> int:
 
 def _drawn(own: int, row: SamplingRow) -> int:
     return own if row.params.greedy else _mixed(own, row.seed & _ALL, row.choice)
+
+
+def _allowed(drawn: int, mask: bytes) -> int:
+    """Of the ids that a mask allows, the one that a hash falls on."""
+    left = drawn % int.from_bytes(mask, "little").bit_count()
+    for at, byte in enumerate(mask):
+        if left < byte.bit_count():
+            return 8 * at + [bit for bit in range(8) if byte >> bit & 1][left]
+        left -= byte.bit_count()
+    raise InvariantBroken("a mask allows nothing")
 
 
 @lru_cache(4)
