@@ -36,6 +36,14 @@ def is_plain(wanted: SamplingRow) -> bool:
     return not (p.logit_bias or bans or has_penalties(p) or wanted.penalties)
 
 
+def leaves_a_token(wanted: SamplingRow, vocab_size: int) -> bool:
+    """Whether any id is allowed, by bans, ``allowed_token_ids`` and grammar together."""
+    allowed, mask, banned = wanted.params.allowed_token_ids, wanted.grammar_mask, frozenset(banned_ids(wanted))
+    ids = range(vocab_size) if allowed is None else allowed
+    in_mask = (i for i in ids if mask is None or (i >> 3 < len(mask) and mask[i >> 3] >> (i & 7) & 1))
+    return any(i not in banned for i in in_mask)
+
+
 def banned_ids(wanted: SamplingRow) -> tuple[int, ...]:
     """The ids that the row forbids by name."""
     return (*wanted.params.banned_token_ids, *wanted.banned_now)

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from octavo.backends.ops import ForwardBatch, SamplingRow
+from octavo.backends.sampling import leaves_a_token
 from octavo.core.batch import (
     DrawnRows,
     PageTableDelta,
@@ -34,6 +35,7 @@ from octavo.engine.pooling import PooledRows
 from octavo.engine.slots import Slot
 from octavo.engine.tiers import Tiers
 
+NOTHING_LEFT = "what is allowed and what is banned leave no token"
 _NOT_FINITE = "the model gave no finite logit; check the weights and the prompt"
 
 
@@ -308,7 +310,10 @@ class ModelRunner:
             except RowError as error:
                 if not error.rows:
                     raise
-                left = without(left, [left[index] for index in error.rows], wanted, f"{error}: {_NOT_FINITE}", answers)
+                lost, size = [left[index] for index in error.rows], len(raw[0])
+                for none_left, why in ((True, NOTHING_LEFT), (False, f"{error}: {_NOT_FINITE}")):
+                    these = [i for i in lost if leaves_a_token(asks[i], size) is not none_left]
+                    left = without(left, these, wanted, why, answers)
                 continue
             owners = [wanted.sampled[i][1] for i in left]
             drawn = take_drawn(owners, ids, rows, answers)

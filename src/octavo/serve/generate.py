@@ -17,6 +17,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.engine.constraints import CANNOT_FOLLOW
+from octavo.engine.runner import NOTHING_LEFT
 from octavo.serve.best import Best
 from octavo.serve.errors import ApiError, from_invalid_input
 from octavo.serve.interrupt import Interrupt, Line
@@ -28,6 +29,10 @@ from octavo.serve.trail import Trail
 
 _GRAMMAR_FAILED = (
     "The output could not go on under its grammar: it grew too complex, or no token fits; give a simpler grammar."
+)
+_NOTHING_LEFT = (
+    "The output could not go on: what a grammar, allowed_token_ids, min_tokens and bans leave is no token; "
+    "ask for less of them together."
 )
 
 __all__ = ["Choice", "Job", "collect", "run"]
@@ -261,6 +266,8 @@ def _pass_by(
 def _checked(delta: Delta) -> Delta:
     if delta.error is not None and CANNOT_FOLLOW in delta.error:
         raise ApiError(400, _GRAMMAR_FAILED, param="grammar", code="grammar_failed")
+    if delta.error is not None and NOTHING_LEFT in delta.error:
+        raise ApiError(400, _NOTHING_LEFT, code="nothing_left")
     if delta.error is not None or delta.finish_reason in ("error", "out_of_memory", "rejected", "unknown"):
         raise ApiError(500, _ENGINE_FAILED, code="engine_error")
     return delta

@@ -28,7 +28,7 @@ __all__ = ["RESPONSES", "Exchange", "input_items", "response_events", "response_
 RESPONSES = Dialect(
     ApiError.body,
     lambda body: named_event({"type": "error", **body["error"]}),
-    theirs={"max_tokens": "max_output_tokens", "messages": "input"},
+    theirs={"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text"},
 )
 
 
