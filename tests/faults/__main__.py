@@ -21,11 +21,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from faults import rows_clients, rows_input, rows_processes, rows_system
+from faults import rows_adapters, rows_clients, rows_grammars, rows_input, rows_processes, rows_system, rows_tools
 from faults.rows import ROWS, Row
 from faults.world import Bare, World
 
-__all__ = ["rows_clients", "rows_input", "rows_processes", "rows_system"]
+__all__ = ["rows_adapters", "rows_clients", "rows_grammars", "rows_input", "rows_processes", "rows_system"]
+__all__ += ["ROWS", "rows_tools"]
 SCALE = 1 / 20
 STOPPED = 1.0  # seconds without a turn
 USES = 5  # of a server: with each death of a process the next start waits longer

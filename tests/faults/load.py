@@ -24,6 +24,7 @@ VOCAB, EOS = 56, (2,)  # of fixtures/tiny_model.json, and of smollm2 but for the
 SPELLED = json.loads(TINY.read_text())["tokenizer"]["vocab"]
 SPELLED[:4] = [""] * 4  # special ones
 LETTERS = range(4, 30)  # token ids that are letters
+Case = tuple[dict[str, Any], Sequence[int]]  # a request, and the tokens that must come back
 Address = tuple[str, int, int]  # host, port, and how many tokens its model knows
 FLAGS = {"ignore_eos": True, "stream": True, "return_token_ids": True}
 
@@ -60,11 +61,20 @@ def head_of(path: str, body: bytes, host: str = "localhost", method: str = "POST
     return "\r\n".join([*lines, f"content-length: {len(body)}", "connection: close", "", ""]).encode()
 
 
-async def ask(address: Address, body: dict[str, Any], limit: float = 400.0) -> Told:
-    """One stream, held against what was foretold."""
+def case_of(address: Address, dice: random.Random, cases: Sequence[Case], **more: Any) -> Case:
+    """One of the cases, if there are any; else a request that the null model answers."""
+    if cases:
+        return dice.choice(cases)
+    body = body_of(dice, **more)
+    return body, foretold(body, address[2])
+
+
+async def ask(address: Address, body: dict[str, Any], limit: float = 400.0, right: Sequence[int] | None = None) -> Told:
+    """One stream, held against what is right: by default, what the null model answers."""
+    right = foretold(body, address[2]) if right is None else right
     told = Told(time.monotonic())
     try:
-        await asyncio.wait_for(_ask(address, body, told), limit)
+        await asyncio.wait_for(_ask(address, body, told, list(right)), limit)
     except asyncio.TimeoutError:
         told.how, told.detail = "wrong", f"no end after {limit:g} s"
     except OSError as error:
@@ -73,7 +83,7 @@ async def ask(address: Address, body: dict[str, Any], limit: float = 400.0) -> T
     return told
 
 
-async def _ask(address: Address, body: dict[str, Any], told: Told) -> None:
+async def _ask(address: Address, body: dict[str, Any], told: Told, right: list[int]) -> None:
     reader, writer = await asyncio.open_connection(*address[:2])
     try:
         data = json.dumps(body).encode()
@@ -84,12 +94,12 @@ async def _ask(address: Address, body: dict[str, Any], told: Told) -> None:
         if status[1] != b"200":
             told.how, told.detail = "refused", f"{status[1].decode()} {(await reader.read()).decode()[-200:]}"
             return
-        await _read(reader, body, told, address[2])
+        await _read(reader, right, told, address[2])
     finally:
         writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told, vocab: int) -> None:
+async def _read(reader: asyncio.StreamReader, right: list[int], told: Told, vocab: int) -> None:
     tokens: list[int] = []
     text, reason = "", None
     while line := await reader.readline():
@@ -104,7 +114,6 @@ async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told, 
                 text += choice["text"]
                 reason = choice["finish_reason"] or reason
         elif line.startswith(b"data: [DONE]"):
-            right = foretold(body, vocab)
             spelled = "".join(SPELLED[token] for token in right) if vocab == VOCAB else text
             told.how = "right" if (tokens, text, reason) == (right, spelled, "length") else "wrong"
             told.detail = "" if told.how == "right" else f"{reason}: {tokens} {text!r} instead of {right}"
@@ -114,8 +123,10 @@ async def _read(reader: asyncio.StreamReader, body: dict[str, Any], told: Told, 
 class Load:
     """Clients in a thread of their own, until they are told to stop; what became of each request is kept."""
 
-    def __init__(self, address: Address, clients: int, seed: int, pause: float = 0.02) -> None:
-        self.address, self.clients, self.pause = address, clients, pause
+    def __init__(
+        self, address: Address, clients: int, seed: int, pause: float = 0.02, cases: Sequence[Case] = ()
+    ) -> None:
+        self.address, self.clients, self.pause, self.cases = address, clients, pause, cases
         self.told: list[Told] = []
         self._dice = random.Random(seed)
         self._over = threading.Event()
@@ -127,7 +138,8 @@ class Load:
 
     async def _client(self) -> None:
         while not self._over.is_set():
-            told = await ask(self.address, body_of(self._dice))
+            body, right = case_of(self.address, self._dice, self.cases)
+            told = await ask(self.address, body, right=right)
             self.told.append(told)
             await asyncio.sleep(self.pause * self._dice.random() + 0.1 * (told.how != "right"))
 

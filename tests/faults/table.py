@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from faults import rows_clients, rows_input, rows_processes, rows_system
-from faults.rows import ROWS, Row
-
-__all__ = ["rows_clients", "rows_input", "rows_processes", "rows_system"]
+from faults.__main__ import ROWS
+from faults.rows import Row
 
 
 def cells(row: Row, found: Sequence[dict[str, Any]], shipped: bool) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from faults.load import TINY, VOCAB, Load, Told, ask, body_of, check
+from faults.load import TINY, VOCAB, Case, Load, Told, ask, case_of, check
 from octavo.serve.config import ServeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +31,7 @@ _AT = re.compile(r"at http://([^:\s]+):(\d+)")
 _TROUBLE = re.compile(r"Traceback|InvariantBroken|panic", re.I)
 CLIENTS = 12
 QUICK = 2.0  # seconds
+HELPERS = {"templates", "grammars"}  # that front ends start at their first use, one of each
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
@@ -69,6 +70,7 @@ class World:
         self.run_folder.mkdir()
         self.output: list[str] = []
         self.log, self.vocab = log, settings.pop("vocab", VOCAB)
+        self.cases: Sequence[Case] = settings.pop("cases", ())  # of the load; none: what the null model answers
         begun = time.monotonic()
         self.process = self._started(flags, settings)
         threading.Thread(target=self._listen, daemon=True).start()
@@ -127,7 +129,8 @@ class World:
                 if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     words = (entry / "cmdline").read_bytes().split(b"\0")
                     seat = next((word.decode()[7:] for word in words if word.startswith(b"octavo-")), "")
-                    name = seat or ("supervisor" if b"serve" in words else "templates")
+                    helper = "grammars" if b"octavo.decoding.grammar.check_worker" in words else "templates"
+                    name = seat or ("supervisor" if b"serve" in words else helper)
                     state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
                     if state != "Z":
                         found[name if name not in found else f"{name} again"] = int(entry.name)
@@ -150,7 +153,7 @@ class World:
 
     def begin(self, clients: int = CLIENTS) -> Load:
         """Start the load, and wait for a random moment in it."""
-        self.load = Load(self.address, clients, self.dice.randrange(1 << 30))
+        self.load = Load(self.address, clients, self.dice.randrange(1 << 30), cases=self.cases)
         load = self.load
         until(lambda: sum(told.how == "right" for told in load.told) >= 3, 30, "the load runs")
         self.rest(0.0, 0.6)
@@ -172,7 +175,8 @@ class World:
         started = time.monotonic()
 
         def answered() -> bool:
-            told = asyncio.run(ask(self.address, body_of(self.dice, max_tokens=5)))
+            body, right = case_of(self.address, self.dice, self.cases, max_tokens=5)
+            told = asyncio.run(ask(self.address, body, right=right))
             assert told.how != "wrong", told.detail
             return told.how == "right"
 
@@ -210,8 +214,9 @@ class World:
 
     def settle(self) -> None:
         """What is open when nothing goes on: to be compared with later."""
-        with Load(self.address, CLIENTS, 1) as load:
-            until(lambda: len(load.told) > 3 * CLIENTS, 30 + 200 * self.step, "it warms up")
+        clients = CLIENTS if not self.cases else 4
+        with Load(self.address, clients, 1, cases=self.cases) as load:
+            until(lambda: len(load.told) > 3 * clients, 30 + 200 * self.step, "it warms up")
         self.fresh()
         until(self.is_idle, 10 * self.slow, "it is idle")
         time.sleep(0.1)
@@ -222,7 +227,7 @@ class World:
         self.fresh()
         until(self.is_idle, 10 * self.slow, "it is idle, and nobody owns a page")
         expected = {"supervisor", *(seats or ("engine", "api-0"))}
-        until(lambda: set(self.processes()) - {"templates"} == expected, 10 * self.slow, f"only {expected} run")
+        until(lambda: set(self.processes()) - HELPERS == expected, 10 * self.slow, f"only {expected} run")
         until(lambda: self._files_are_flat(), 5 * self.slow, f"open files {self.baseline}")
         self._check_sockets()
         assert set(os.listdir("/dev/shm")) <= self.shared, "shared memory"
