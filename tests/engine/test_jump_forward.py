@@ -1,5 +1,7 @@
 """Jump-forward: what a grammar forces takes no forward pass of its own, and all bytes are what they are without."""
 
+import itertools
+
 import pytest
 from engine_harness import Collector, make_core, make_request
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +12,7 @@ from octavo.core.grammar import Grammar
 from octavo.core.params import SamplingParams
 from octavo.decoding.speculation import Speculator
 from octavo.decoding.speculation.ngram import NgramProposer
+from octavo.engine.stats import engine_stats
 
 PATTERNS = ["(the cat|a dog) sat on (a|the) mat[!?]", "abcdef[0-9]{1,3}", "[a-e]{3}", "(ab){1,4}c", "x"]
 BACKENDS = [name for name in available_backends() if name not in ("null", "cost", "numpy")]  # which promise equal bytes
@@ -64,6 +67,20 @@ def test_the_bytes_are_the_same_beside_others_with_guesses_and_with_few_pages(dr
     found, _, core = outcome(backend, requests, jumps=True, guesses=guesses, **tight)
     assert found == plain
     assert core.forcing._drafts([]) == {} and core.forcing._matchers == {}
+
+
+def test_what_grammars_took_and_spared_is_counted():
+    params = SamplingParams(max_tokens=40, seed=3, grammar=Grammar("regex", PATTERNS[0]))
+    core, ticks = make_core(), itertools.count()
+    core.grammars._clock = lambda: next(ticks)
+    for name in "abc":
+        core.compile(params)
+        core.submit(make_request(name, [1, 9, 31], params if name < "c" else SamplingParams(max_tokens=1)), 0.0)
+    while core.has_work:
+        core.step(0.0)
+    told = engine_stats(core)
+    assert (told["grammar_queries"], told["grammar_misses"], told["grammar_compile_seconds"]) == (2, 1, 1)
+    assert told["grammar_forced_tokens"] == core.forcing.num_forced >= 20
 
 
 def test_a_fault_ends_its_own_request():

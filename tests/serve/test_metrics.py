@@ -134,6 +134,8 @@ def test_parts_add_up_to_the_first_byte_written() -> None:
         (ApiError(400, ""), "invalid_input"),
         (ApiError(404, "", code="model_not_found"), "invalid_input"),
         (ApiError(413, ""), "invalid_input"),
+        (ApiError(400, "", code="invalid_grammar"), "invalid_input"),
+        (ApiError(400, "", code="grammar_failed"), "grammar"),
         (ApiError(401, "", code="invalid_api_key"), "denied"),
         (ApiError(403, ""), "denied"),
         (ApiError(409, "", code="cancelled"), "cancelled"),

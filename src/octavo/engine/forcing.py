@@ -29,6 +29,7 @@ class Forcing:
         self._grammars = grammars
         self._matchers: dict[BranchKey, Matcher] = {}
         self._asked: dict[str, None] = {}  # requests that follow a grammar
+        self.num_asked = 0  # requests that followed a grammar, so far
         self.num_forced = 0  # tokens that were asked for with the one before them
 
     @property
@@ -40,6 +41,7 @@ class Forcing:
         """A request has come."""
         if request.params.grammar is not None:
             self._asked[request.request_id] = None
+            self.num_asked += 1
 
     def drafts(
         self, running: Callable[[], Sequence[Branch]], get: Callable[[str], Request | None]

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from octavo.core.gap import GapControl
 from octavo.core.host_tier import HostTier
+from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Speculator
 from octavo.engine.core import EngineCore
+from octavo.engine.forcing import Forcing
 from octavo.engine.tiers import Tiers
 
 __all__ = ["engine_stats"]
@@ -49,8 +51,19 @@ def engine_stats(core: EngineCore) -> Mapping[str, float]:
         **({} if scheduler.gap is None else gap_stats(scheduler.gap)),
         "prefix_queries_tokens": prefix.query_units,
         "prefix_hit_tokens": prefix.hit_units,
+        **({} if core.grammars is None else grammar_stats(core.grammars, core.forcing)),
         **({} if core.speculator is None else draft_stats(core.speculator, core.propose_seconds)),
         **({} if core.tiers is None else tier_stats(core.tiers, core.kv.host)),
+    }
+
+
+def grammar_stats(grammars: GrammarCompiler, forcing: Forcing | None) -> Mapping[str, float]:
+    """What following grammars took, and what it spared."""
+    return {
+        "grammar_queries": 0 if forcing is None else forcing.num_asked,
+        "grammar_misses": grammars.num_compiled,
+        "grammar_compile_seconds": grammars.seconds,
+        "grammar_forced_tokens": 0 if forcing is None else forcing.num_forced,
     }
 
 

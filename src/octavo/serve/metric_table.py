@@ -116,7 +116,8 @@ METRICS = (
         "Failures",
         "",
         "Requests without their answer: invalid_input, denied, overload, quota, deadline, cancelled, draining, "
-        "engine_restart (there is no engine now), engine_error, internal.",
+        "grammar (it could not be followed to the end), engine_restart (there is no engine now), engine_error, "
+        "internal.",
         ("class", "tenant"),
     ),
     _counter("octavo:requests_refused", "Failures", "", "Requests answered with 429, by why.", ("code",)),
@@ -164,6 +165,17 @@ METRICS = (
         "Seconds: propose; verify (beyond plain steps); saved (plain steps that were not needed).",
         ("part",),
         when=_DRAFTS,
+    ),
+    _counter("octavo:grammar_cache_queries", "Grammars", "grammar_queries", "Requests that follow a grammar."),
+    _counter("octavo:grammar_cache_misses", "Grammars", "grammar_misses", "Grammars compiled: they were not kept."),
+    _counter(
+        "octavo:grammar_compile_seconds", "Time for grammars", "grammar_compile_seconds", "Seconds of compiling them."
+    ),
+    _counter(
+        "octavo:grammar_forced_tokens",
+        "Tokens",
+        "grammar_forced_tokens",
+        "Tokens that a grammar forced, put before a step with the one before them.",
     ),
     _gauge("octavo:step_seconds", "Time of a step", "step_seconds", "Seconds that the last step took."),
     _gauge("octavo:last_step_age_seconds", "Time of a step", "last_step_age", "Seconds since the engine ended a step."),

@@ -34,6 +34,7 @@ _BY_CODE = {
     "draining": "draining",
     "engine_down": "engine_restart",
     "engine_error": "engine_error",
+    "grammar_failed": "grammar",
 }
 _BY_STATUS = {401: "denied", 403: "denied", 429: "overload", 504: "deadline"}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.core.errors import InvalidInput
@@ -26,10 +27,18 @@ _GRAMMAR_SIZE = 100_000  # symbols
 class GrammarCompiler:
     """The grammars of one model: its tokenizer, its number of ids, its end tokens. The first use reads the vocabulary.
 
-    Raises ``InvalidInput`` for a model without an end token.
+    ``clock`` gives seconds. Raises ``InvalidInput`` for a model without an end token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.num_compiled, self.seconds = 0, 0.0  # grammars that were not kept, and what they took
+        self._clock = clock
         self._model = tokenizer, vocab_size, tuple(eos_ids)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._opened: Any = None
@@ -55,10 +64,13 @@ class GrammarCompiler:
     def _learn(self, grammar: Grammar) -> None:
         if self.knows(grammar):
             return  # by another thread, meanwhile
+        begun = self._clock()
         try:
             state = self._compile(grammar)
         except InvalidInput as error:
             state = error
+        self.num_compiled += 1
+        self.seconds += self._clock() - begun
         with self._lock:
             self._kept[grammar] = state
             while len(self._kept) > MAX_KEPT:
