@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
 from octavo.decoding.grammar import GrammarCompiler, GrammarFault
+from octavo.decoding.grammar.compiler import _price
 from octavo.tokenizers.simple import SimpleTokenizer
 
 PATTERNS = [
@@ -31,6 +32,8 @@ GRAMMARS = [
     Grammar("structural_tag", json.dumps({"structures": [TAG], "triggers": ["<f="]})),
 ]  # fmt: skip
 ASCII = [grammar for grammar in GRAMMARS if grammar.source.isascii()]
+SIZED = [Grammar("regex", f"a{{{i}}}|{'b' * (1 << (i + 2))}") for i in range(1, 10)]
+PRICES = [_price(grammar) for grammar in SIZED]
 KINDS = ("bytes", "characters")
 
 
@@ -163,10 +166,19 @@ def test_a_model_without_an_end_token_has_no_grammars():
         GrammarCompiler(SimpleTokenizer(["a", "b"]), 2, []).matcher(Grammar("regex", "a"))
 
 
-def test_compiled_grammars_are_kept_up_to_a_number(monkeypatch):
-    monkeypatch.setattr("octavo.decoding.grammar.compiler.MAX_KEPT", 3)
-    small = GrammarCompiler(SimpleTokenizer(["<eos>", "a"], eos=["<eos>"]), 2, [0])
-    for i in range(1, 6):
-        small.matcher(Grammar("regex", f"a{{{i}}}"))
-        small.matcher(Grammar("regex", "a{1}"))
-    assert [small.knows(Grammar("regex", f"a{{{i}}}")) for i in range(1, 6)] == [True, False, False, True, True]
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 3 * PRICES[0]))
+def test_compiled_grammars_are_kept_up_to_a_number_and_a_sum(asked, most, room):
+    """The last ones asked for, as many as both bounds allow, and the very last one in any case."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("octavo.decoding.grammar.compiler.MAX_KEPT", most)
+        patch.setattr("octavo.decoding.grammar.compiler.MAX_BYTES", room)
+        small = GrammarCompiler(SimpleTokenizer(["<eos>", "a"], eos=["<eos>"]), 2, [0])
+        kept, compilations = [], 0
+        for i in asked:
+            small.matcher(SIZED[i - 1])
+            compilations += i not in kept
+            kept = [i, *(j for j in kept if j != i)]
+            while len(kept) > most or (len(kept) > 1 and sum(PRICES[j - 1] for j in kept) > room):
+                kept.pop()
+            assert [i for i in range(1, 10) if small.knows(SIZED[i - 1])] == sorted(kept)
+            assert small.num_compiled == compilations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -17,7 +18,8 @@ from octavo.core.grammar import Grammar
 __all__ = ["GrammarChecker"]
 
 _WALL_SECONDS = 10.0  # for a machine so busy that CPU time says nothing; includes starting the process
-_MAX_KEPT = 1024  # verdicts
+_MAX_KEPT = 1024  # verdicts, of 1 KiB at most each
+_MAX_FIELD = 200  # characters
 _BY_ITSELF = (-27, -6)  # of its limits: SIGPROF for time, SIGABRT for memory
 
 
@@ -33,19 +35,20 @@ class GrammarChecker:
         self.cpu_seconds = cpu_seconds
         self._special = list(special)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Grammar, tuple[str, str] | None] = OrderedDict()
+        self._kept: OrderedDict[bytes, tuple[str, str] | None] = OrderedDict()  # by digest
         self._worker: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[..., GrammarChecker] | None = None  # also runs when the interpreter exits
 
     def check(self, grammar: Grammar) -> None:
         """Raises ``InvalidInput``: what the grammar's fault is, or the limit that it passed."""
+        key = hashlib.sha256(f"{grammar.kind}:{grammar.source}".encode()).digest()
         with self._lock:
-            if grammar not in self._kept:
-                self._kept[grammar] = self._verdict(grammar)
+            if key not in self._kept:
+                self._kept[key] = self._verdict(grammar)
                 while len(self._kept) > _MAX_KEPT:
                     self._kept.popitem(last=False)
-            self._kept.move_to_end(grammar)
-            found = self._kept[grammar]
+            self._kept.move_to_end(key)
+            found = self._kept[key]
         if found is not None:
             raise InvalidInput(found[0], None, found[1])
 
@@ -71,7 +74,7 @@ class GrammarChecker:
             clock.cancel()
             if answer.endswith(b"\n"):
                 found = json.loads(answer)
-                return None if found is None else (found[0], found[1])
+                return None if found is None else (found[0][-_MAX_FIELD:], found[1])
             self._stop()
             if worker.wait() in _BY_ITSELF or not in_time:
                 break

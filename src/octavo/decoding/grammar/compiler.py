@@ -15,11 +15,13 @@ from octavo.decoding.grammar.matcher import GrammarFault, Matcher, guarded
 from octavo.decoding.grammar.vocabulary import Vocabulary, vocabulary_of
 from octavo.tokenizers.base import Tokenizer
 
-__all__ = ["LIBRARY", "MAX_KEPT", "GrammarCompiler", "compiled", "opened"]
+__all__ = ["LIBRARY", "MAX_BYTES", "MAX_KEPT", "GrammarCompiler", "compiled", "opened"]
 
 LIBRARY = "it cannot be compiled: "  # before what the library says of a grammar
 
-MAX_KEPT = 256  # compiled grammars; one is a megabyte or less, and at most _LEXER_STATES KiB
+MAX_KEPT = 256  # compiled grammars
+MAX_BYTES = 64 << 20  # that they take together, as far as that is known
+_BYTES_EACH, _BYTES_PER_BYTE = 128 << 10, 128  # of memory for a grammar, and for each byte of its source
 _LEXER_STATES = 20_000
 _GRAMMAR_SIZE = 100_000  # symbols
 
@@ -43,6 +45,7 @@ class GrammarCompiler:
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._opened: Any = None
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()  # or why there is none; the least recently used first
+        self._num_bytes = 0  # of what is kept
 
     def knows(self, grammar: Grammar) -> bool:
         """True if ``matcher`` answers at once."""
@@ -51,19 +54,21 @@ class GrammarCompiler:
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output. Raises ``InvalidInput`` for what cannot be compiled."""
-        if not self.knows(grammar):
+        state = self._found(grammar)
+        if state is None:
             with self._compiling:
-                self._learn(grammar)
-        with self._lock:
-            state = self._kept[grammar]
-            self._kept.move_to_end(grammar)
+                state = self._found(grammar) or self._learn(grammar)
         if isinstance(state, InvalidInput):
             raise InvalidInput(state.field, state.value, state.remedy)
         return _matcher(state, self._opened)
 
-    def _learn(self, grammar: Grammar) -> None:
-        if self.knows(grammar):
-            return  # by another thread, meanwhile
+    def _found(self, grammar: Grammar) -> Any:
+        with self._lock:
+            if grammar in self._kept:
+                self._kept.move_to_end(grammar)
+            return self._kept.get(grammar)
+
+    def _learn(self, grammar: Grammar) -> Any:
         begun = self._clock()
         try:
             state = self._compile(grammar)
@@ -73,14 +78,22 @@ class GrammarCompiler:
         self.seconds += self._clock() - begun
         with self._lock:
             self._kept[grammar] = state
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            self._num_bytes += _price(grammar)
+            while len(self._kept) > MAX_KEPT or (self._num_bytes > MAX_BYTES and len(self._kept) > 1):
+                oldest, _ = self._kept.popitem(last=False)
+                self._num_bytes -= _price(oldest)
+        return state
 
     def _compile(self, grammar: Grammar) -> Any:
         if self._opened is None:
             tokenizer, size, eos_ids = self._model
             self._opened = opened(vocabulary_of(tokenizer, size, eos_ids), size)
         return compiled(grammar, self._opened)
+
+
+def _price(grammar: Grammar) -> int:
+    """Bytes that a compiled grammar may take: the library does not say, so this is measured (docs/decoding.md)."""
+    return _BYTES_EACH + _BYTES_PER_BYTE * len(grammar.source.encode())
 
 
 def opened(vocabulary: Vocabulary, size: int) -> Any:
