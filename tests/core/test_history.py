@@ -123,6 +123,16 @@ def test_a_life_alone():
     assert history.steps[0].model == pytest.approx(0.08)
 
 
+def test_a_grammar_is_compiled_before_a_request_comes():
+    clocked = Clocked()
+    for name in ("a", "nobody"):
+        clocked.bench.scheduler.timeline.record("compiled", clocked.now - 0.01, request=name, seconds=0.03)
+    history = clocked.submit("a", [1], max_tokens=1).submit("b", [2], max_tokens=1).run()
+    found = causes(history, "a")
+    assert list(found)[:2] == ["grammar", "arriving"] and (found["grammar"], found["arriving"]) == (0.03, 0.02)
+    assert "grammar" not in causes(history, "b")
+
+
 def test_a_client_that_does_not_read():
     clocked = Clocked().submit("a", [1, 2], max_tokens=2)
     clocked.run()

@@ -121,6 +121,7 @@ def overlapped() -> Example:
 def shared() -> Example:
     """One comes while another decodes, and goes on inside a page of what is cached."""
     example = Example().submit("I", [1, 2, 3, 4, 5, 6], max_tokens=9).step(3)
+    example.bench.scheduler.timeline.record("compiled", example.clock.now, request="J", seconds=0.004)
     return example.submit("J", [1, 2, 3, 4, 5, 6, 9], max_tokens=2).run().submit("K", [1, 2, 3, 4, 5, 60]).run()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from test_async_engine import make
 
+from octavo.core.grammar import Grammar
 from octavo.core.params import SamplingParams
 
 
@@ -38,3 +39,19 @@ def test_a_tenant_sees_its_own_requests_and_not_the_names_of_others() -> None:
     assert nothing == [[]] * 4
     told = " ".join(cause["detail"] for one in mine for cause in one["causes"])
     assert "behind a request of another key" in told and "secret" not in told and "00000000" not in told
+
+
+def test_the_time_that_a_grammar_took_has_a_name() -> None:
+    params = SamplingParams(max_tokens=2, grammar=Grammar("regex", "[ab]+"))
+
+    async def body() -> list[Any]:
+        async with make() as engine:
+            for name in ("new", "kept"):
+                async for _ in engine.generate([1, 2], params, request_id=name, tenant="me"):
+                    pass
+            return [await engine.explain(name, "me") for name in ("new", "kept")]
+
+    (new,), (kept,) = asyncio.run(body())
+    named = [{cause["name"]: cause["seconds"] for cause in one["causes"]} for one in (new, kept)]
+    assert next(iter(named[0])) == "grammar" and named[0]["grammar"] > 0 and "grammar" not in named[1]
+    assert abs(sum(named[0].values()) - new["wall_s"]) < 1e-6

@@ -183,6 +183,10 @@ KINDS = (
     ),
     _kind(41, "delivered", _NOTE, "microseconds in which a step's tokens became text for readers", "spent:count"),
     _kind(42, "read", _NOTE, "the client has taken the last of a request; `t` is when", "request:name"),
+    _kind(
+        43, "compiled", _NOTE, "a request comes whose grammar took so long, up to `t`, to be compiled",
+        "request:name seconds:seconds",
+    ),
 )  # fmt: skip
 
 BY_NAME = {kind.name: kind for kind in KINDS}

@@ -18,6 +18,7 @@ from typing import Any
 __all__ = ["CAUSES", "History", "Life", "Span", "StepView", "history_of"]
 
 CAUSES = {
+    "grammar": "its grammar was compiled",
     "arriving": "it came while a step was running and had to wait for its end",
     "queued": "others were served: all slots taken, no tokens left in the step, or behind one that waits for pages",
     "pages": "first in the queue, without pages",
@@ -153,6 +154,7 @@ class _Teller:
     def __init__(self) -> None:
         self.history = History()
         self._live: dict[str, _Choices] = {}
+        self._compiled: dict[str, tuple[float, float]] = {}  # of requests to come: when it was, and its seconds
         self._running: dict[str, Life] = {}
         self._open: StepView | None = None
         self._ahead: dict[int, Mapping[str, Any]] = {}  # steps planned behind it, by number
@@ -171,9 +173,15 @@ class _Teller:
     def _on_submit(self, event: Mapping[str, Any]) -> None:
         arrival = min(event["arrival"] or event["t"], event["t"])
         life = Life(event["request"], arrival, event["prompt"], event["tenant"] or "", at=arrival)
+        compiled, seconds = self._compiled.pop(event["request"], (arrival, 0.0))
+        life.charge(min(compiled - seconds, event["t"]), "arriving")
+        life.charge(min(compiled, event["t"]), "grammar")
         life.charge(event["t"], "arriving")
         self.history.lives[event["request"]] = life
         self._live[event["request"]] = _Choices(life, dict.fromkeys(range(event["choices"]), "queued"))
+
+    def _on_compiled(self, event: Mapping[str, Any]) -> None:
+        self._compiled[event["request"]] = event["t"], event["seconds"]
 
     def _on_wait(self, event: Mapping[str, Any]) -> None:
         choices = self._live[event["request"]]

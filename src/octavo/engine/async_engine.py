@@ -137,9 +137,13 @@ class AsyncEngine:
         """
         token_ids = await asyncio.to_thread(self.tokenizer.encode, prompt) if isinstance(prompt, str) else prompt
         params = params or SamplingParams()
-        if params.grammar is not None:
-            await asyncio.to_thread(self.loaded.core.compile, params)
+        begun, core = self.clock(), self.loaded.core
+        is_new = params.grammar is not None and await asyncio.to_thread(core.compile, params)
         request = self._request(token_ids, params, request_id, priority, tenant, cache_salt, bulk, adapter)
+        if is_new:
+            told = {"request": request.request_id, "seconds": request.arrival - begun}
+            self._post(partial(core.scheduler.timeline.record, "compiled", request.arrival, **told))
+            request.arrival = begun
         mailbox = Mailbox(asyncio.get_running_loop(), express)
         submitted = False
         try:

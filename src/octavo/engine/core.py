@@ -117,10 +117,16 @@ class EngineCore:
         told = {"name": served.name, "path": served.path, "digest": served.digest}
         timeline.record("adapter", timeline.now, action=action, **told)
 
-    def compile(self, params: SamplingParams) -> None:
-        """Have a grammar ready, if there is one, so that no step waits. In any thread. Raises ``InvalidInput``."""
-        if params.grammar is not None and self.grammars is not None:
-            self.grammars.matcher(params.grammar)
+    def compile(self, params: SamplingParams) -> bool:
+        """Have a grammar ready, if there is one, so that no step waits. True: it was not, so far.
+
+        In any thread. Raises ``InvalidInput``.
+        """
+        if params.grammar is None or self.grammars is None:
+            return False
+        is_new = not self.grammars.knows(params.grammar)
+        self.grammars.matcher(params.grammar)
+        return is_new
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request at the next step; idempotent, and without effect on one that has ended."""

@@ -185,7 +185,7 @@ class _EngineProcess:
             self._explainer.ask(sender, found[1])
         elif found is not None and found[0] == sender and isinstance(found[1], Look):
             self._watchers[sender] = None
-        elif found is not None and found[0] == sender and self._held.takes(sender, found[1], frames):
+        elif found is not None and found[0] == sender and self._held.takes(sender, found[1], frames, now):
             return  # it comes back, or never
         elif found is not None and found[0] == sender and isinstance(found[1], Flush):
             self.core.flush_cache()
@@ -232,7 +232,12 @@ class _EngineProcess:
         parts = self.loaded.parts
         namespace = parts.namespace(message.salt, message.adapter)
         self.core.compile(message.params)  # it is compiled by now; raises what is wrong with it
-        return request_of(message, now, model=parts.name, namespace=namespace, eos_token_ids=parts.config.eos_token_ids)
+        came = self._held.since.pop(message.request_id, now)
+        if came < now:
+            self.core.scheduler.timeline.record("compiled", now, request=message.request_id, seconds=now - came)
+        return request_of(
+            message, came, model=parts.name, namespace=namespace, eos_token_ids=parts.config.eos_token_ids
+        )
 
     def _note(self, message: Read | Shed, now: float) -> None:
         timeline = self.core.scheduler.timeline

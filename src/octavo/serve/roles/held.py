@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
@@ -14,18 +15,30 @@ from octavo.serve.links.messages import ApiHello, Cancel, Submit, ToEngine
 __all__ = ["HeldSubmits"]
 
 
+@dataclass(frozen=True)
+class _Held:
+    frames: Sequence[bytes]
+    compiling: Future[None]
+    request_id: str
+    since: float  # seconds
+
+
 class HeldSubmits:
-    """Messages by (sender, row), each with what compiles its grammar. Truthy while there are any."""
+    """Messages by (sender, row), each with what compiles its grammar. Truthy while there are any.
+
+    ``since``: when those that `ready` gave last had come, by request.
+    """
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._thread = ThreadPoolExecutor(1, "octavo-grammar")
-        self._held: dict[tuple[int, int], tuple[Sequence[bytes], Future[None]]] = {}
+        self._held: dict[tuple[int, int], _Held] = {}
+        self.since: dict[str, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._held)
 
-    def takes(self, sender: int, message: ToEngine, frames: Sequence[bytes]) -> bool:
+    def takes(self, sender: int, message: ToEngine, frames: Sequence[bytes], now: float) -> bool:
         """Hold a request back whose grammar is not known yet; drop one that is cancelled. True: that was all."""
         if isinstance(message, ApiHello):
             self.gone(sender)
@@ -34,7 +47,8 @@ class HeldSubmits:
         if not isinstance(message, Submit) or not self._is_new(message.params):
             return False
         if (sender, message.row) not in self._held:
-            self._held[sender, message.row] = frames, self._thread.submit(self._compile, message.params)
+            compiling = self._thread.submit(self._compile, message.params)
+            self._held[sender, message.row] = _Held(frames, compiling, message.request_id, now)
         return True
 
     def gone(self, sender: int) -> None:
@@ -45,8 +59,9 @@ class HeldSubmits:
         """The messages whose grammars are compiled, or refused; each once."""
         if not self._held:
             return []
-        done = [key for key, (_, compiling) in self._held.items() if compiling.done()]
-        return [self._held.pop(key)[0] for key in done]
+        done = [self._held.pop(key) for key in [key for key, held in self._held.items() if held.compiling.done()]]
+        self.since = {held.request_id: held.since for held in done}
+        return [held.frames for held in done]
 
     def _is_new(self, params: SamplingParams) -> bool:
         grammars = self._core.grammars

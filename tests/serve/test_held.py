@@ -1,0 +1,66 @@
+"""Requests that are held back while their grammar is compiled: none is lost or doubled, and when it came is known."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from octavo.core.grammar import Grammar
+from octavo.core.params import SamplingParams
+from octavo.serve.links.messages import ApiHello, Cancel, Submit
+from octavo.serve.roles.held import HeldSubmits
+
+
+class Grammars:
+    """A compiler that waits to be let go on."""
+
+    def __init__(self) -> None:
+        self.known: set[Grammar] = set()
+        self.go = threading.Semaphore(0)
+        self.core: Any = SimpleNamespace(grammars=self, compile=self.compile)
+
+    def knows(self, grammar: Grammar) -> bool:
+        return grammar in self.known
+
+    def compile(self, params: SamplingParams) -> None:
+        assert self.go.acquire(timeout=10) and params.grammar is not None
+        self.known.add(params.grammar)
+
+
+def asked(row: int, pattern: str | None) -> Submit:
+    params = SamplingParams(grammar=None if pattern is None else Grammar("regex", pattern))
+    return Submit(row=row, request_id=f"r{row}", prompt=(1,), params=params, seed=0)
+
+
+def settle(held: HeldSubmits) -> None:
+    """All that the compiler was let do is done."""
+    for one in list(held._held.values()):
+        one.compiling.result(timeout=10)
+
+
+def test_who_waits_for_a_grammar_comes_back_once_with_the_time_that_it_came() -> None:
+    grammars = Grammars()
+    held = HeldSubmits(grammars.core)
+    assert not held.takes(1, asked(0, None), [b"plain"], 1.0) and not held
+    assert held.takes(1, asked(1, "a"), [b"one"], 2.0) and held.takes(2, asked(1, "b"), [b"two"], 3.0)
+    assert held.takes(1, asked(1, "a"), [b"again"], 4.0)  # a message that came twice
+    assert held.takes(1, asked(2, "c"), [b"left"], 5.0) and held.takes(1, Cancel(row=2), [], 6.0)
+    assert not held.takes(1, Cancel(row=9), [], 6.0)
+    assert held and held.ready() == []
+    grammars.go.release(3)
+    settle(held)
+    assert held.ready() == [[b"one"], [b"two"]] and held.since == {"r1": 3.0}
+    assert not held.takes(1, asked(1, "a"), [b"one"], 7.0) and not held and held.ready() == []
+
+
+def test_what_a_front_end_that_is_gone_asked_for_does_not_come_back() -> None:
+    grammars = Grammars()
+    held = HeldSubmits(grammars.core)
+    for sender, pattern in ((1, "a"), (2, "b"), (3, "c")):
+        assert held.takes(sender, asked(sender, pattern), [b"%d" % sender], 1.0)
+    held.gone(1)
+    assert not held.takes(2, ApiHello(seat="api-0"), [], 2.0)
+    grammars.go.release(3)
+    settle(held)
+    assert held.ready() == [[b"3"]] and held.since == {"r3": 1.0}
