@@ -6,7 +6,7 @@ import base64
 import functools
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,14 @@ def make_core(
     prefix_cache: bool = True,
     backend: str = "reference",
     host_pages: int = 0,
+    lookup: tuple[int, int] | None = None,
     clock: Callable[[], float] = lambda: 0.0,
     **scheduling: Any,
 ) -> EngineCore:
-    """An engine that audits its pages after every step."""
+    """An engine that audits its pages after every step; with ``lookup`` the residual verifier draws."""
     scheduling.setdefault("max_seq_len", MAX_SEQ_LEN)
     return build_core(
-        tiny_parts(model, backend),
+        replace(tiny_parts(model, backend), lookup=lookup),
         num_pages=num_pages,
         page_size=page_size,
         scheduling=SchedulerConfig(**scheduling),
@@ -168,9 +169,9 @@ def assert_idle(core: EngineCore) -> None:
     assert (pages.referenced, pages.ticketed) == (0, 0), pages
 
 
-def alone(model: str, prompt: tuple[int, ...], params: SamplingParams) -> list[Choice]:
+def alone(model: str, prompt: tuple[int, ...], params: SamplingParams, **options: Any) -> list[Choice]:
     """What every choice of a request yields when it runs by itself, whole prompt at once, nothing cached."""
-    core, collector = make_core(model, page_size=16, prefix_cache=False), Collector()
+    core, collector = make_core(model, page_size=16, prefix_cache=False, **options), Collector()
     core.submit(make_request("alone", prompt, params, model), 0.0)
     run_to_end(core, collector)
     assert_idle(core)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from engine_harness import Collector, alone, assert_idle, make_core, make_request, run_to_end
+import json
+import math
+from collections import Counter
+from dataclasses import replace
 
+import pytest
+from engine_harness import Collector, alone, assert_idle, make_core, make_request, run_to_end, tiny_parts
+
+from octavo.backends import available_backends
+from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.events import EventKind
 from octavo.core.params import SamplingParams
@@ -69,3 +76,71 @@ def test_gangs_and_vectors_have_no_drafts() -> None:
     core.submit(make_request("v", PROMPT, SamplingParams(max_tokens=0, pooling="mean")), 0.0)
     run_to_end(core, collector)
     assert core.speculator.stats.drafted == 0
+
+
+LOOKUP = (1, 3)
+DRAWN = SamplingParams(temperature=0.4, max_tokens=16, seed=5, ignore_eos=True, logprobs=1, n=2, frequency_penalty=0.05)
+STEPS = (
+    {"num_pages": 20, "max_prefill_chunk": 3, "max_batched_tokens": 9, "preemption": "swap", "host_pages": 20},
+    {"num_pages": 18, "max_prefill_chunk": 16, "max_batched_tokens": 30, "preemption": "recompute"},
+    {"num_pages": 90, "max_prefill_chunk": 5, "max_batched_tokens": 64},
+)
+
+
+@pytest.mark.parametrize("backend", [name for name in ("reference", "native") if name in available_backends()])
+def test_the_residual_verifier_gives_the_same_bytes_in_any_steps(backend: str) -> None:
+    """Each token has its guess, whether or not drafts were computed behind it: company and cuts change nothing."""
+    plain = alone("llama", PROMPT, DRAWN, backend=backend, lookup=LOOKUP)
+    assert [c.tokens for c in plain] != [c.tokens for c in alone("llama", PROMPT, DRAWN, backend=backend)]
+    accepted = 0
+    for most, options in enumerate(STEPS, 3):
+        core, collector = make_core(backend=backend, lookup=LOOKUP, **options), Collector()
+        core.speculator = make_speculator("ngram", most, *LOOKUP, adapts=False)
+        for name in "ab":
+            core.submit(make_request(name, PROMPT, DRAWN), 0.0)
+        run_to_end(core, collector)
+        accepted += core.speculator.stats.accepted
+        for name in "ab":
+            assert [collector.choices[name, choice] for choice in range(2)] == plain
+    assert accepted > 0
+
+
+def test_what_the_residual_verifier_draws_follows_the_law() -> None:
+    """The three tokens of many seeds against their probabilities: chi-square at p > 0.001."""
+    core, collector = make_core(backend="numpy", lookup=(1, 2), num_pages=900, max_batched_tokens=512), Collector()
+    core.audits, core.speculator = False, make_speculator("ngram", 2, 1, 2, adapts=False)
+    params = SamplingParams(temperature=1.0, top_k=3, max_tokens=3, ignore_eos=True, logprobs=3, n=16)
+    for seed in range(50):
+        core.submit(make_request(str(seed), PROMPT, replace(params, seed=seed)), 0.0)
+    run_to_end(core, collector)
+    seen = Counter(tuple(choice.tokens) for choice in collector.choices.values())
+    laws = {tuple(c.tokens[:i]): law_of(c.logprobs[i]) for c in collector.choices.values() for i in range(3)}
+    expected = {(): 800.0}
+    for _ in range(3):
+        expected = {(*text, x): want * p for text, want in expected.items() for x, p in laws[text].items()}
+    away = sum((seen[text] - want) ** 2 / want for text, want in expected.items())
+    assert set(seen) <= set(expected) and len(expected) == 27
+    assert away < 54.1, away  # 26 degrees of freedom
+    assert core.speculator.stats.accepted > 20
+
+
+def law_of(logprobs: TokenLogprobs) -> dict[int, float]:
+    """Of the tokens that may be drawn."""
+    total = sum(math.exp(logprob) for _, logprob in logprobs.top)
+    return {token: math.exp(logprob) / total for token, logprob in logprobs.top}
+
+
+def test_what_the_residual_verifier_cannot_do_is_refused_by_name() -> None:
+    asked = {"method": "ngram", "verifier": "residual", "prompt_lookup_min": 1}
+    assert EngineConfig(speculative_config=json.dumps(asked)).lookup == (1, 6)
+    assert EngineConfig(speculative="ngram", speculative_config='{"verifier": "residual"}').lookup == (2, 6)
+    assert EngineConfig(speculative_config='{"method": "ngram", "verifier": "exact"}').lookup is None
+    for wrong in ({"method": "suffix"}, {"method": ""}, {"verifier": "typical"}):
+        with pytest.raises(InvalidInput, match="verifier"):
+            EngineConfig(speculative_config=json.dumps({**asked, **wrong}))
+    core = make_core(lookup=LOOKUP)
+    with pytest.raises(InvalidInput, match="use_beam_search"):
+        core.submit(make_request("beams", PROMPT, SamplingParams(use_beam_search=True, n=2, max_tokens=3)), 0.0)
+    assert not core.has_work
+    parts = tiny_parts("llama")
+    assert len({replace(parts, lookup=lookup).numerics_id for lookup in (None, (1, 3), (2, 3))}) == 3

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.decoding.speculation import NgramProposer, accepted
-from octavo.decoding.speculation.ngram import CANDIDATES
+from octavo.decoding.speculation.ngram import CANDIDATES, Lookup
 
 KEY = ("r", 0)
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
@@ -51,3 +51,13 @@ def test_what_counts_is_what_a_plain_run_would_have_drawn(drafts, drawn):
             break
         plain.append(token)
     assert list(drawn[:count]) == plain
+
+
+@given(TOKENS, TOKENS, st.integers(0, 40), st.integers(1, 3), st.integers(0, 3))
+def test_a_guess_follows_from_the_tokens_alone(tokens, others, kept, shortest, more):
+    """Whatever has come and gone before."""
+    lookup, kept = Lookup(shortest, shortest + more), min(kept, len(tokens))
+    text = tokens[:kept] + others
+    lookup.next(text)
+    lookup.shrink(text, kept)
+    assert [lookup.next(tokens)] == (looked_up(tokens, shortest, shortest + more, 1) or [-1])

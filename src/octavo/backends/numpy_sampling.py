@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,26 +80,39 @@ def sample(logits: Floats, rows: Sequence[SamplingRow]) -> list[int]:
     best = logits.argmax(axis=1) if len(rows) else np.empty(0, np.int64)  # the first NaN, where there is one
     ids: list[int | None] = []
     for row, wanted, place in zip(logits, rows, best.tolist(), strict=True):
-        top = float(row[place])
-        if math.isnan(top) or top == -math.inf or (top == math.inf and row.min() == math.inf):
-            ids.append(None)
-        else:
-            ids.append(_sample_row(row, top, place, wanted))
+        ids.append(_draw(*_drawable(row, place, wanted), wanted) if _can_draw(row, place) else None)
     refuse_undrawable(ids)
     return [i for i in ids if i is not None]
 
 
-def _sample_row(row: Floats, top: float, place: int, wanted: SamplingRow) -> int:
-    """`sampling.sample_row` of a row whose largest logit, `top`, stands at `place` first."""
-    p = wanted.params
+def law(row: NDArray[Any], wanted: SamplingRow) -> Doubles | None:
+    """The probability of each token of one row of processed logits [V]; None where nothing can be drawn."""
+    place = int(row.argmax())
+    if not _can_draw(row, place):
+        return None
+    scores, ids = _drawable(row, place, wanted)
+    weights, found = np.exp(scores), np.zeros(len(row))
+    found[ids] = weights / weights.sum()
+    return found
+
+
+def _can_draw(row: NDArray[Any], place: int) -> bool:
+    """False where all are -inf or all inf, or one is NaN; `place` is that of the first NaN, or of the largest."""
+    top = float(row[place])
+    return not (math.isnan(top) or top == -math.inf or (top == math.inf and row.min() == math.inf))
+
+
+def _drawable(row: Floats, place: int, wanted: SamplingRow) -> tuple[Doubles, Ids]:
+    """(score, id) of what may be drawn from a row whose largest logit stands at `place` first."""
+    p, top = wanted.params, float(row[place])
     if top == math.inf:
         row, top = np.where(row == np.inf, np.float32(0.0), np.float32(-np.inf)), 0.0
     temperature = numpy_shaping.temperature_of(row, top, p) if p.dynatemp_range > 0.0 else p.temperature
     if temperature == 0.0:
-        return place
+        return np.zeros(1), np.array([place])
     with np.errstate(over="ignore"):
         scores = (row.astype(np.float64) - top) / temperature
-    return _draw(*_candidates(row, scores, top, wanted), wanted)
+    return _candidates(row, scores, top, wanted)
 
 
 def _candidates(row: Floats, scores: Doubles, top: float, wanted: SamplingRow) -> tuple[Doubles, Ids]:

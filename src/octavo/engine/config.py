@@ -86,6 +86,7 @@ class EngineConfig:
             _one_of(f"kv_dtype with backend={self.backend}", self.kv_dtype, ("auto", "fp32"))
         make_policy(self.policy)
         self.speculator()
+        _ = self.lookup
         self.policy_settings()
         for name in (
             *("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk", "disk_kv_wait_ms"),
@@ -132,6 +133,21 @@ class EngineConfig:
         return make_speculator(
             asked.get("method", self.speculative),
             asked.get("num_speculative_tokens", self.num_speculative_tokens),
+            asked.get("prompt_lookup_min", self.prompt_lookup_min),
+            asked.get("prompt_lookup_max", self.prompt_lookup_max),
+        )
+
+    @property
+    def lookup(self) -> tuple[int, int] | None:
+        """Tokens that prompt lookup compares, if the residual verifier draws. Raises ``InvalidInput``."""
+        asked = asked_of(self.speculative_config)
+        if asked.get("verifier") != "residual":
+            return None
+        method = asked.get("method", self.speculative)
+        if method != "ngram":
+            remedy = "goes with ngram: its guesses come from a request's own tokens, so no other changes them"
+            raise InvalidInput("speculative_config.verifier", f"residual with {method or 'no method'}", remedy)
+        return (
             asked.get("prompt_lookup_min", self.prompt_lookup_min),
             asked.get("prompt_lookup_max", self.prompt_lookup_max),
         )

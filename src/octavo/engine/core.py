@@ -14,6 +14,7 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Speculator
+from octavo.decoding.speculation.residual import check_params
 from octavo.engine.adapters import AdapterTable, ReadAdapter, ServedAdapter
 from octavo.engine.beams import with_moves
 from octavo.engine.forcing import Forcing
@@ -59,6 +60,7 @@ class EngineCore:
         self.idle = True  # the last step had nothing to run
         self._thread = StepThread(executor) if overlap else None  # runs a step while the next one is planned
         self.recorder: Recorder | None = None  # of the timeline, into a file
+        self.is_residual = False  # tokens are drawn by the residual verifier
         self.speculator: Speculator | None = None  # who has drafts verified, if anybody
         self.propose_seconds = 0.0  # that it has taken to guess
         self.adapters: AdapterTable | None = None  # if there is room for any
@@ -80,6 +82,8 @@ class EngineCore:
         try:
             if request.adapter:
                 self.served_adapters.place_of(request.adapter)
+            if self.is_residual:
+                check_params(request.params)
             self.scheduler.submit(request)
         except InvalidInput as error:
             told = {"request": request.request_id, "reason": str(error), "field": error.field}

@@ -27,14 +27,16 @@ def _plain(value: object) -> Any:
 
 
 def numerics_id(
-    backend: str, *, weight_format: str, kv_dtype: str, ropes: Sequence[Any], layout: str = "single"
+    backend: str, *, weight_format: str, kv_dtype: str, ropes: Sequence[Any], layout: str = "single", verifier: str = ""
 ) -> str:
     """A digest of all that decides rounding: equal ids, prompt, parameters and seed give equal bytes.
 
     ``ropes`` are the resolved tables of the layers. The interpreter's summation changed with Python 3.12, so it is in.
+    ``verifier``: other than the exact one, which changes no token.
     """
     return _digest(
         {
+            **({"verifier": verifier} if verifier else {}),
             "engine": __version__,
             "backend": backend,
             "sum": "compensated" if sys.version_info >= (3, 12) else "plain",

@@ -85,7 +85,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
             say(plan.describe())
             if running:
                 say(running)
-            parts = source.load(config)
+            parts = replace(source.load(config), lookup=config.lookup)
         finally:
             source.close()
     core = build_core(
@@ -156,7 +156,7 @@ def load_parts(config: EngineConfig) -> ModelParts:
     """The model alone, without pages or scheduler."""
     source = _open(config)
     try:
-        return source.load(source.with_format(config, lambda line: None))
+        return replace(source.load(source.with_format(config, lambda line: None)), lookup=config.lookup)
     finally:
         source.close()
 

@@ -53,13 +53,17 @@ class ModelParts:
     weight_format: str = "fp32"
     weight_bytes: int = 0
     pooling: Pooling = DEFAULT
+    lookup: tuple[int, int] | None = None  # the residual verifier's: `ModelRunner`
 
     @cached_property
     def numerics_id(self) -> str:
         """Equal ids promise equal bytes."""
         name = getattr(self.backend, "numerics_name", self.backend.name)
         kv_dtype = self.model.kv_groups()[0].dtype
-        return numerics_id(name, weight_format=self.weight_format, kv_dtype=kv_dtype, ropes=self.model.ropes)
+        verifier = f"residual {self.lookup}" if self.lookup else ""
+        return numerics_id(
+            name, weight_format=self.weight_format, kv_dtype=kv_dtype, ropes=self.model.ropes, verifier=verifier
+        )
 
     def namespace(self, salt: str = "", adapter: str = "") -> str:
         """Where this model's prefixes are kept, for one tenant's salt (a string, or ``InvalidInput``) and with an
@@ -150,11 +154,13 @@ def build_core(
         tiers=tiers,
         adapters=table,
         grammars=grammars,
+        lookup=parts.lookup,
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )
     core = EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap, tiers=tiers)
     core.adapters, core.grammars, core.forcing = table, grammars, Forcing(grammars)
+    core.is_residual = parts.lookup is not None
     return core
 
 

@@ -27,7 +27,8 @@ from octavo.core.batch import (
 )
 from octavo.core.errors import InvariantBroken, RowError
 from octavo.decoding.grammar import GrammarCompiler
-from octavo.decoding.speculation import accepted
+from octavo.decoding.speculation import Lookup, accepted
+from octavo.decoding.speculation.residual import draw
 from octavo.engine.adapters import AdapterTable
 from octavo.engine.constraints import Constraints
 from octavo.engine.draws import Answer, Wanted, sampling_tokens, take_drawn, wanted_of, without
@@ -57,10 +58,13 @@ class ModelRunner:
         tiers: Tiers | None = None,
         adapters: AdapterTable | None = None,
         grammars: GrammarCompiler | None = None,
+        lookup: tuple[int, int] | None = None,
         phase_seconds: MutableMapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``phase_seconds["model"]`` grows by the seconds that forward passes take."""
+        """``phase_seconds["model"]`` grows by the seconds that forward passes take. ``lookup``: tokens that prompt
+        lookup compares, at least and at most; with it, the residual verifier draws all tokens.
+        """
         self.phase_seconds = {"model": 0.0} if phase_seconds is None else phase_seconds
         self.clock = clock
         self.model = model
@@ -69,6 +73,7 @@ class ModelRunner:
         self.kv_pool = kv_pool
         self.tiers = tiers  # where evicted pages go, if they are kept
         self.adapters = adapters
+        self.lookup = lookup
         self.num_groups = num_groups
         self._slots: dict[int, Slot] = {}
         self._constraints = Constraints(grammars)
@@ -99,7 +104,7 @@ class ModelRunner:
 
         Then the step runs again in the general way: what it writes is the same.
         """
-        if self._arrays is None:
+        if self._arrays is None or self.lookup is not None:
             return None
         slots = [self._slot(row) for row in rows.others]
         if any(row.flags.prompt_logprobs >= 0 for row in rows.others):
@@ -192,7 +197,7 @@ class ModelRunner:
         batch = self._batch(rows, slots, wanted)
         asked = [slot.sampling_rows(row) for row, slot in zip(rows, slots, strict=True) if row.flags.sample]
         asks = [ask for each in asked for ask in each]
-        if len(asks) == len(wanted.logit_rows):  # a backend may draw while it computes
+        if len(asks) == len(wanted.logit_rows) and self.lookup is None:  # a backend may draw while it computes
             batch.sampling = tuple(asks)
         answers = [Answer() for _ in rows]
         pooled = PooledRows(rows, self._slots)
@@ -230,7 +235,8 @@ class ModelRunner:
         return slot
 
     def _fill_slot(self, row: ScheduledRow, init: SlotInit) -> None:
-        slot = self._slots[row.slot] = Slot(init, self.num_groups)
+        lookup = None if self.lookup is None else Lookup(*self.lookup)
+        slot = self._slots[row.slot] = Slot(init, self.num_groups, lookup)
         self._constraints.enter(row.slot, slot)
         self._changing.pop(row.slot, None)
         if slot.changes_until:
@@ -306,7 +312,8 @@ class ModelRunner:
             raw = self._select(logits, batch, [wanted.sampled[i][0] for i in left], len(wanted.logit_rows))
             asked = batch.sampling if len(batch.sampling) == len(left) else [asks[i] for i in left]
             try:
-                ids = self.backend.sample(self.backend.process_logits(raw, asked), asked)
+                processed = self.backend.process_logits(raw, asked)
+                ids = self.backend.sample(processed, asked) if self.lookup is None else draw(processed, asked)
             except RowError as error:
                 if not error.rows:
                     raise

@@ -18,6 +18,7 @@ from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit
 from octavo.core.errors import InvariantBroken
 from octavo.decoding.grammar import GrammarCompiler, Matcher
 from octavo.decoding.processors import processor
+from octavo.decoding.speculation import Lookup
 
 
 class Slot:
@@ -26,7 +27,8 @@ class Slot:
     Tokens are followed beyond those known at the start only where penalties, bans or a grammar depend on them.
     """
 
-    def __init__(self, init: SlotInit, num_groups: int) -> None:
+    def __init__(self, init: SlotInit, num_groups: int, lookup: Lookup | None = None) -> None:
+        """``lookup``: guesses each token, for the residual verifier."""
         self.params = init.params
         self.seed = init.seed
         self.num_prompt_tokens = init.num_prompt_tokens
@@ -37,7 +39,8 @@ class Slot:
             processors = [processor(name) for name in init.params.logits_processors]
             self._history = History(init.params, init.num_prompt_tokens, self.tokens, processors)
         self.counts = has_penalties(init.params)
-        self.follows = self.counts or self._history is not None or init.params.grammar is not None
+        self._lookup = lookup
+        self.follows = self.counts or lookup is not None or self._history is not None or init.params.grammar is not None
         known = self.tokens if self.counts else []
         self.prompt_counts = TokenCounts(known[: init.num_prompt_tokens])
         self.output_counts = TokenCounts(known[init.num_prompt_tokens :])
@@ -86,6 +89,7 @@ class Slot:
             banned_now=banned + self.end_ids if output_index < self.params.min_tokens else banned,
             penalties=penalties,
             grammar_mask=self._masks[0],
+            guess=-1 if self._lookup is None else self._lookup.next(self.tokens),
         )
 
     def sampling_rows(self, row: ScheduledRow) -> list[SamplingRow]:
@@ -158,6 +162,8 @@ class Slot:
     def _truncate(self, length: int) -> None:
         length = max(length, self.num_prompt_tokens)
         self._agreed = min(self._agreed, length - self.num_prompt_tokens)
+        if self._lookup is not None:
+            self._lookup.shrink(self.tokens, length)
         while len(self.tokens) > length:
             token = self.tokens.pop()
             if self.counts:

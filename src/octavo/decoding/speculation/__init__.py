@@ -4,7 +4,7 @@ counts (`exact`). `speculator` joins them to a scheduler."""
 from octavo.decoding.speculation.control import DraftControl
 from octavo.decoding.speculation.exact import accepted
 from octavo.decoding.speculation.methods import METHODS, asked_of, make_speculator
-from octavo.decoding.speculation.ngram import NgramProposer
+from octavo.decoding.speculation.ngram import Lookup, NgramProposer
 from octavo.decoding.speculation.proposer import BranchKey, Proposer
 from octavo.decoding.speculation.speculator import Speculator
 
@@ -12,6 +12,7 @@ __all__ = [
     "METHODS",
     "BranchKey",
     "DraftControl",
+    "Lookup",
     "NgramProposer",
     "Proposer",
     "Speculator",

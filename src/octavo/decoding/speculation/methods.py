@@ -15,6 +15,7 @@ from octavo.decoding.speculation.suffix import SuffixProposer
 __all__ = ["METHODS", "asked_of", "make_speculator"]
 
 METHODS = ("ngram", "suffix")
+VERIFIERS = ("exact", "residual")
 MOST = 64  # drafts, and tokens that are looked up
 
 
@@ -26,12 +27,14 @@ def asked_of(config: str) -> dict[str, Any]:
         found = json.loads(config)
     except ValueError:
         found = None
-    known = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+    known = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "verifier")
     if not isinstance(found, dict):
         raise InvalidInput("speculative_config", config, 'give a JSON object: {"method": "ngram"}')
     for name in found:
         if name not in known:
             raise InvalidInput(f"speculative_config.{name}", found[name], f"is not known; known are {', '.join(known)}")
+    if found.get("verifier", VERIFIERS[0]) not in VERIFIERS:
+        raise InvalidInput("speculative_config.verifier", found["verifier"], f"give one of {', '.join(VERIFIERS)}")
     return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from octavo.core.errors import InvalidInput
 from octavo.decoding.speculation.proposer import BranchKey
 
-__all__ = ["NgramProposer"]
+__all__ = ["Lookup", "NgramProposer"]
 
 MOST_TOKENS = 1 << 16  # of a branch that are looked at: its memory is bounded by them
 CANDIDATES = 8  # matches that are compared, from the newest on
@@ -36,6 +36,17 @@ class _Index:
             key = self._key(token_ids, place)
             self._before.append(self._newest.get(key, 0))
             self._newest[key] = place
+
+    def shrink(self, token_ids: Sequence[int], length: int) -> None:
+        """Forget what ends behind the first ``length`` of ``token_ids``, as if it had not come."""
+        for place in range(len(self._before) - 1, length, -1):
+            before = self._before.pop()
+            if place >= self._size:
+                key = self._key(token_ids, place)
+                if before:
+                    self._newest[key] = before
+                else:
+                    del self._newest[key]
 
     def find(self, token_ids: Sequence[int]) -> int:
         """Where the last tokens came before; the longest match of the newest few."""
@@ -65,6 +76,23 @@ class _Index:
         while length < most and token_ids[place - length - 1] == token_ids[known - length - 1]:
             length += 1
         return length
+
+
+class Lookup:
+    """What prompt lookup says of the next token of one sequence: a function of its tokens, however they came."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._index = _Index(shortest, longest)
+
+    def next(self, token_ids: Sequence[int]) -> int:
+        """The likely one after ``token_ids``; -1: no idea. It only grows between two calls, but for `shrink`."""
+        self._index.extend(token_ids)
+        place = self._index.find(token_ids)
+        return token_ids[place] if place else -1
+
+    def shrink(self, token_ids: Sequence[int], length: int) -> None:
+        """Called before ``token_ids`` lose those behind the first ``length``."""
+        self._index.shrink(token_ids, length)
 
 
 class NgramProposer:

@@ -13,7 +13,7 @@ probability p(x), and p loses x.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.numpy_random import philox4x32
+from octavo.backends.numpy_sampling import law
+from octavo.backends.ops import SamplingRow
 from octavo.backends.random import MASK32
+from octavo.backends.sampling import refuse_undrawable
 from octavo.core.errors import InvalidInput
 from octavo.decoding.speculation.tree import DraftTree
 
@@ -31,6 +34,7 @@ __all__ = [
     "RESIDUAL_DRAW",
     "Verified",
     "check_params",
+    "draw",
     "expected_tokens",
     "uniforms",
     "verify",
@@ -121,6 +125,31 @@ def verify(
             from_law[lost] = _without(from_law[lost], token[~stays])
     stayed = np.array([0, *depths])[at + 1]
     return Verified(at, _drawn(law, draws[steps, stayed]))
+
+
+def draw(logits: Iterable[Sequence[float]], rows: Sequence[SamplingRow]) -> list[int]:
+    """One id per row of processed logits: its `guess`, kept or replaced. Raises RowError as `sampling.sample` does."""
+    ids = [_draw_row(np.asarray(row), wanted) for row, wanted in zip(logits, rows, strict=True)]
+    refuse_undrawable(ids)
+    return [i for i in ids if i is not None]
+
+
+def _draw_row(logits: NDArray[Any], wanted: SamplingRow) -> int | None:
+    """All of a chain in the place of one token: every token has a draft, whether or not what follows was computed."""
+    p = law(logits, wanted)
+    if p is None:
+        return None
+    guesses = [wanted.guess] if 0 <= wanted.guess < len(p) else []
+
+    def uniform(token_id: int, purpose: int) -> Doubles:
+        place = np.array([wanted.output_index]), np.array([token_id])
+        return uniforms(np.array([wanted.seed], np.uint64), wanted.choice, *place, purpose)
+
+    coins = np.array([uniform(guess, ACCEPT_COIN) for guess in guesses]).reshape(1, -1)
+    draws = np.repeat(uniform(0, RESIDUAL_DRAW)[None], 1 + len(guesses), axis=1)
+    target = np.broadcast_to(p, (1, 1 + len(guesses), len(p)))
+    found = verify(target, None, np.array([guesses], np.int64), [-1] * len(guesses), coins, draws)
+    return guesses[0] if found.last[0] == 0 else int(found.token[0])
 
 
 def expected_tokens(acceptance: float, drafts: int) -> float:
