@@ -79,10 +79,13 @@ def test_gangs_and_vectors_have_no_drafts() -> None:
 
 
 LOOKUP = (1, 3)
-DRAWN = SamplingParams(temperature=0.4, max_tokens=16, seed=5, ignore_eos=True, logprobs=1, n=2, frequency_penalty=0.05)
+BIAS = {4: 2.0, 9: 2.0, 31: 2.0}  # so that guesses are right
+DRAWN = SamplingParams(
+    temperature=0.4, max_tokens=16, seed=5, ignore_eos=True, logprobs=1, n=2, frequency_penalty=0.05, logit_bias=BIAS
+)
 STEPS = (
-    {"num_pages": 20, "max_prefill_chunk": 3, "max_batched_tokens": 9, "preemption": "swap", "host_pages": 20},
-    {"num_pages": 18, "max_prefill_chunk": 16, "max_batched_tokens": 30, "preemption": "recompute"},
+    {"num_pages": 5, "max_prefill_chunk": 3, "max_batched_tokens": 9, "preemption": "swap", "host_pages": 20},
+    {"num_pages": 6, "max_prefill_chunk": 16, "max_batched_tokens": 30, "preemption": "recompute"},
     {"num_pages": 90, "max_prefill_chunk": 5, "max_batched_tokens": 64},
 )
 
@@ -94,7 +97,7 @@ def test_the_residual_verifier_gives_the_same_bytes_in_any_steps(backend: str) -
     assert [c.tokens for c in plain] != [c.tokens for c in alone("llama", PROMPT, DRAWN, backend=backend)]
     accepted = 0
     for most, options in enumerate(STEPS, 3):
-        core, collector = make_core(backend=backend, lookup=LOOKUP, **options), Collector()
+        core, collector = make_core(backend=backend, page_size=16, lookup=LOOKUP, **options), Collector()
         core.speculator = make_speculator("ngram", most, *LOOKUP, adapts=False)
         for name in "ab":
             core.submit(make_request(name, PROMPT, DRAWN), 0.0)
