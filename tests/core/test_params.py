@@ -234,6 +234,7 @@ OF_BEAMS = {
 def test_trip_through_json(values):
     if values["use_beam_search"]:
         values = {name: value for name, value in values.items() if name in OF_BEAMS}
+        values |= {"max_tokens": values["max_tokens"] or None, "stop_token_ids": values["stop_token_ids"][:8]}
     else:
         del values["length_penalty"], values["early_stopping"]
         if values["pooling"]:
@@ -258,6 +259,12 @@ def test_nothing_is_asked_of_beams_that_they_do_not_have(data):
         return
     if unusual and values != {"temperature": 0.0}:
         refused(name, use_beam_search=True, **values)
+
+
+def test_beams_are_made_of_tokens_and_have_few_ends():
+    refused("max_tokens", use_beam_search=True, max_tokens=0)
+    refused("stop_token_ids", use_beam_search=True, stop_token_ids=range(9))
+    SamplingParams(use_beam_search=True, max_tokens=1, stop_token_ids=range(8))
 
 
 def test_all_fields_are_drawn_and_matter():

@@ -219,6 +219,7 @@ def test_what_beams_do_not_have_is_refused_by_name(values: dict[str, Any], field
 
 
 def test_too_many_ends_are_refused() -> None:
-    request = make_request("r", PROMPT, SamplingParams(use_beam_search=True, stop_token_ids=tuple(range(20, 40))))
+    params = SamplingParams(use_beam_search=True, stop_token_ids=tuple(range(20, 28)))
+    request = Request("r", PROMPT, params, eos_token_ids=range(9))
     with pytest.raises(InvalidInput, match="stop_token_ids"):
         make_core().submit(request, 0.0)

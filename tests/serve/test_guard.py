@@ -305,7 +305,8 @@ def test_the_operator_sets_the_log_level(tmp_path: Path) -> None:
     path, before = tmp_path / "admin", logging.getLogger().level
 
     async def calls(admin: httpx.AsyncClient, public: httpx.AsyncClient) -> None:
-        assert (await admin.post("/log_level", json={"level": "error"})).json()["log_level"] == "error"
+        answer = await admin.post("/log_level", json={"level": "error", "levle": 1})
+        assert answer.json()["log_level"] == "error" and answer.headers["x-octavo-warnings"] == "levle"
         assert logging.getLogger().level == logging.ERROR
         check_error(await admin.post("/log_level", json={"level": "loud"}), 400, "level")
 

@@ -20,12 +20,12 @@ from octavo.decoding.speculation.residual import (
     DRAFT_DRAW,
     RESIDUAL_DRAW,
     Verified,
-    check_params,
     expected_tokens,
     uniforms,
     verify,
 )
 from octavo.decoding.speculation.tree import DraftTree
+from octavo.decoding.speculation.without_law import check_params
 from octavo.engine.fixture import load_fixture
 from octavo.engine.parts import parts_from_fixture
 

@@ -27,6 +27,7 @@ SEED_RANGE = (-(2**63), 2**64 - 1)
 GREEDY_BELOW = 1e-5
 POOLINGS = ("last", "mean", "cls")
 MAX_END_IDS = 16  # end-of-sequence and stop ids of a request with beams
+MAX_BEAM_STOP_IDS = 8  # of them, those that the request may name
 
 _FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
@@ -308,6 +309,12 @@ class SamplingParams(samplers.SamplerParams):
             return
         if self.temperature not in (0.0, 1.0):
             raise InvalidInput("temperature", self.temperature, "beam search draws nothing: leave it out")
+        if self.max_tokens == 0:
+            raise InvalidInput("max_tokens", 0, "beams are made of tokens: give 1 or more")
+        if len(self.stop_token_ids) > MAX_BEAM_STOP_IDS:
+            raise InvalidInput(
+                "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"give {MAX_BEAM_STOP_IDS} at most with beams"
+            )
         object.__setattr__(self, "temperature", 0.0)
         for item in fields(self):
             if item.name not in _OF_BEAMS and item.name != "temperature":

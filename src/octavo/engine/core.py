@@ -14,7 +14,7 @@ from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Speculator
-from octavo.decoding.speculation.residual import check_params
+from octavo.decoding.speculation.without_law import check_params
 from octavo.engine.adapters import AdapterTable, ReadAdapter, ServedAdapter
 from octavo.engine.beams import with_moves
 from octavo.engine.forcing import Forcing

@@ -28,7 +28,6 @@ from octavo.core.batch import (
 from octavo.core.errors import InvariantBroken, RowError
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Lookup, accepted
-from octavo.decoding.speculation.residual import draw
 from octavo.engine.adapters import AdapterTable
 from octavo.engine.constraints import Constraints
 from octavo.engine.draws import Answer, Wanted, sampling_tokens, take_drawn, wanted_of, without
@@ -313,7 +312,7 @@ class ModelRunner:
             asked = batch.sampling if len(batch.sampling) == len(left) else [asks[i] for i in left]
             try:
                 processed = self.backend.process_logits(raw, asked)
-                ids = self.backend.sample(processed, asked) if self.lookup is None else draw(processed, asked)
+                ids = self.backend.sample(processed, asked) if self.lookup is None else _verified(processed, asked)
             except RowError as error:
                 if not error.rows:
                     raise
@@ -363,3 +362,9 @@ def _as_columns(rows: StepRows, results: Sequence[RowResult]) -> Sequence[RowRes
 
 def _wants_logprobs(row: ScheduledRow) -> bool:
     return row.flags.logprobs >= 0 or bool(row.flags.logprob_ids)
+
+
+def _verified(logits: Any, rows: Sequence[SamplingRow]) -> list[int]:
+    from octavo.decoding.speculation.residual import draw  # needs NumPy, as nothing else here does
+
+    return draw(logits, rows)

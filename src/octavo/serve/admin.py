@@ -20,12 +20,13 @@ from starlette.routing import Route
 
 from octavo.core.errors import InvalidInput
 from octavo.serve.config import LOG_LEVELS, ServeConfig
-from octavo.serve.dialects import json_response
+from octavo.serve.dialects import warned
 from octavo.serve.errors import ApiError, from_invalid_input, invalid
 from octavo.serve.front import Front
 from octavo.serve.http import HttpServer, uvicorn_config
 from octavo.serve.known_names import Names
 from octavo.serve.logs import level_name, set_level
+from octavo.serve.names import Warnings
 from octavo.serve.operator_socket import operator_socket
 
 __all__ = ["admin_app", "admin_listener"]
@@ -82,11 +83,14 @@ class _Admin:
 
     async def state(self, http: Request) -> Response:
         """GET /state: who is inside, and whether new requests are taken."""
+        return self._told([])
+
+    def _told(self, warnings: Warnings) -> Response:
         front = self._front
         told: dict[str, Any] = {"model": front.model, "draining": front.draining, "running": len(front.stays)}
         told["adapters"] = {adapter.name: adapter.path for adapter in front.engine.adapters()}
         other = {"replacing": front.replacing or None, "problem": front.problem or None}
-        return json_response({**told, **other, "log_level": level_name()})
+        return warned({**told, **other, "log_level": level_name()}, warnings)
 
     async def drain(self, http: Request) -> Response:
         """POST /drain: take no new requests; those inside go on to their end."""
@@ -109,24 +113,24 @@ class _Admin:
     async def load_adapter(self, http: Request) -> Response:
         """POST /v1/load_lora_adapter: ``{"lora_name", "lora_path"}``, a folder of the engine's machine."""
         front = self._front
-        asked, _ = await front.body(http, LoadAdapterRequest, Names())
+        asked, warnings = await front.body(http, LoadAdapterRequest, Names())
         front.check_health()
         if asked.lora_name in (front.model, front.engine.model_name):
             raise invalid("lora_name", "is the name of the model itself; choose another")
         await _or_refused(front.engine.load_adapter(asked.lora_name, asked.lora_path))
-        return await self.state(http)
+        return self._told(warnings)
 
     async def unload_adapter(self, http: Request) -> Response:
         """POST /v1/unload_lora_adapter: ``{"lora_name"}``; requests that have it go on to their end."""
-        asked, _ = await self._front.body(http, UnloadAdapterRequest, Names())
+        asked, warnings = await self._front.body(http, UnloadAdapterRequest, Names())
         self._front.check_health()
         await _or_refused(self._front.engine.unload_adapter(asked.lora_name))
-        return await self.state(http)
+        return self._told(warnings)
 
     async def model(self, http: Request) -> Response:
         """POST /model: ``{"model"}`` is loaded once nobody is inside; the state tells what came of it."""
         front = self._front
-        asked, _ = await front.body(http, ModelRequest, Names())
+        asked, warnings = await front.body(http, ModelRequest, Names())
         if front.replace is None:
             remedy = "start the server again with the other model, or with --layout compact to replace it while it runs"
             raise invalid("model", f"server and model are one process here; {remedy}")
@@ -138,7 +142,7 @@ class _Admin:
             )
         front.replacing, front.problem = asked.model, ""
         front.spawn(self._replace(front.replace, asked.model))
-        return await self.state(http)
+        return self._told(warnings)
 
     async def _replace(self, replace: Callable[[str], None], model: str) -> None:
         """Wait until nobody is inside, as long as a request may take, and have the model replaced."""
@@ -150,12 +154,12 @@ class _Admin:
 
     async def log_level(self, http: Request) -> Response:
         """POST /log_level: ``{"level"}``."""
-        asked, _ = await self._front.body(http, LogLevelRequest, Names())
+        asked, warnings = await self._front.body(http, LogLevelRequest, Names())
         if asked.level not in LOG_LEVELS:
             raise invalid("level", "must be one of " + ", ".join(LOG_LEVELS))
         set_level(asked.level)
         self._front.on_orders()
-        return await self.state(http)
+        return self._told(warnings)
 
 
 async def _or_refused(change: Coroutine[Any, Any, None]) -> None:

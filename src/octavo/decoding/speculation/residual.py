@@ -33,7 +33,6 @@ __all__ = [
     "DRAFT_DRAW",
     "RESIDUAL_DRAW",
     "Verified",
-    "check_params",
     "draw",
     "expected_tokens",
     "uniforms",
@@ -48,12 +47,6 @@ ACCEPT_COIN = 0x414343  # whether a draft stays; of its token id
 RESIDUAL_DRAW = 0x524553  # the token after the last draft that stayed; of token id 0
 DRAFT_DRAW = 0x445241  # what a draft model draws
 
-_REFUSED = {
-    "use_beam_search": "beams are not drawn",
-    "mirostat": "each token moves the target of the next",
-    "mirostat_mode": "each token moves the target of the next",
-}
-
 
 @dataclass(frozen=True)
 class Verified:
@@ -61,14 +54,6 @@ class Verified:
 
     last: Ints  # [B]
     token: Ints  # [B]
-
-
-def check_params(params: Any) -> None:
-    """Raises InvalidInput, naming it, for a sampling parameter that leaves no law for each of several rows at once."""
-    for name, why in _REFUSED.items():
-        value = getattr(params, name, None)
-        if value:
-            raise InvalidInput(name, value, f"the residual verifier cannot do it ({why}); choose the exact verifier")
 
 
 def uniforms(seeds: Ints, choice: int, output_index: Ints, token_ids: Ints, purpose: int) -> Doubles:
