@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeDelta, FakeEngine
 from serve_http import check_error, post
 
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
 from octavo.decoding.grammar.checker import GrammarChecker
+from octavo.engine.constraints import CANNOT_FOLLOW
+from octavo.serve.grammars import constrained_by
+from octavo.serve.protocol import ChatRequest
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hé"}]}
 SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+ODD = {"type": "array", "uniqueItems": True}
 AS_SCHEMA = Grammar("json_schema", json.dumps(SCHEMA, ensure_ascii=False))
 AS_TAG = Grammar("structural_tag", json.dumps(TAG, ensure_ascii=False))
 ASKED: list[tuple[dict[str, Any], Grammar | None]] = [
@@ -86,6 +93,22 @@ def test_other_apis_ask_for_a_format(path: str, asked: dict[str, Any], grammar: 
     assert post(path, {**body, **wrong}, engine=engine).status_code == 400
 
 
+BLAMED: list[tuple[str, dict[str, Any], str]] = [
+    ("/api/chat", {"format": ODD}, "format"),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": ODD}}}, "text"),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "name"), BLAMED)
+def test_other_apis_are_told_their_own_name_of_what_is_refused(path: str, asked: dict[str, Any], name: str) -> None:
+    body = {"input": "hé"} if path == "/v1/responses" else {**HELLO, "max_tokens": 9}
+    response = post(path, {**body, **asked})
+    error = response.json()["error"]
+    said = error if isinstance(error, str) else error["message"]
+    assert response.status_code == 400 and said.startswith(f"{name}: uniqueItems: "), error
+    assert isinstance(error, str) or error["param"] == name
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [  # what is blamed, and a word that is said
     ({"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "schema"),
@@ -97,27 +120,34 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # what is blamed, and a word
     ({"regex": "a" * 5000}, "regex", "4096"),
     ({"json_schema": {"enum": ["x" * 70000]}}, "json_schema", "65536"),
     ({"regex": "a", "ignore_eos": True}, "ignore_eos", "grammar"),
-    ({"regex": "(?=a)b"}, "grammar", "look-around"),
-    ({"regex": r"(a)\1"}, "grammar", "references back"),
-    ({"regex": "["}, "grammar", "well-formed"),
-    ({"regex": r"[^\s\S]"}, "grammar", "nothing can be said"),
-    ({"regex": "(" * 200 + "a" + ")" * 200}, "grammar", "nest at most"),
+    ({"regex": "(?=a)b"}, "regex", "look-around"),
+    ({"regex": r"(a)\1"}, "regex", "references back"),
+    ({"regex": "["}, "regex", "well-formed"),
+    ({"regex": r"[^\s\S]"}, "regex", "nothing can be said"),
+    ({"regex": "(" * 200 + "a" + ")" * 200}, "regex", "nest at most"),
     ({"grammar": "start: " + "(" * 30000 + '"a"' + ")" * 30000}, "grammar", "nest at most"),
     ({"grammar": 'start: start "x"'}, "grammar", "nothing can be said"),
     ({"grammar": "no grammar"}, "grammar", "GBNF"),
-    ({"json_schema": {"type": "foo"}}, "grammar", "cannot be compiled"),
-    ({"structured_outputs": {"json": 1}}, "grammar", ": json_schema: give a schema"),
+    ({"json_schema": {"type": "foo"}}, "json_schema", "cannot be compiled"),
+    ({"json_schema": ODD}, "json_schema", "uniqueItems: this keyword is not supported"),
+    ({"json_schema": {"properties": {"secret": {"not": {}}}}}, "json_schema", "not: this keyword"),
+    ({"json_schema": {"$ref": "http://x/y"}}, "json_schema", "within the schema"),
+    ({"json_schema": {"$ref": "#"}}, "json_schema", "nothing can be said"),
+    ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, "json_schema", "nothing fits"),
+    ({"json_schema": {"enum": list(range(2049))}}, "json_schema", "2048"),
+    ({"json_schema": {"enum": list(range(100_000))[:9000]}}, "json_schema", "4096"),
+    ({"json_schema": {"x-guidance": {"lenient": True}, "not": {}}}, "json_schema", "not supported"),
+    ({"structural_tag": {"format": {"type": "magic"}}}, "structural_tag", "const_string"),
+    ({"structural_tag": {"structures": [], "triggers": []}}, "structural_tag", "1 to"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": ODD}}}, "response_format", "uniqueItems"),
+    ({"structured_outputs": {"json": ODD}}, "structured_outputs.json", "uniqueItems"),
+    ({"structured_outputs": {"json": None, "regex": "["}}, "structured_outputs.regex", "well-formed"),
+    ({"guided_json": ODD}, "guided_json", "uniqueItems"),
+    ({"guided_regex": "["}, "guided_regex", "well-formed"),
+    ({"guided_grammar": "no grammar"}, "guided_grammar", "GBNF"),
+    ({"ebnf": "no grammar"}, "ebnf", "GBNF"),
+    ({"structured_outputs": {"json": 1}}, "structured_outputs.json", ": json_schema: give a schema"),
     ({"repetition_detection": {"max_pattern_size": 2, "min_size": 1}}, "repetition_detection", "min_size"),
-    ({"json_schema": {"type": "array", "uniqueItems": True}}, "grammar", "uniqueItems: this keyword is not supported"),
-    ({"json_schema": {"properties": {"secret": {"not": {}}}}}, "grammar", "not: this keyword"),
-    ({"json_schema": {"$ref": "http://x/y"}}, "grammar", "within the schema"),
-    ({"json_schema": {"$ref": "#"}}, "grammar", "nothing can be said"),
-    ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, "grammar", "nothing fits"),
-    ({"json_schema": {"enum": list(range(2049))}}, "grammar", "2048"),
-    ({"json_schema": {"enum": list(range(100_000))[:9000]}}, "grammar", "4096"),
-    ({"json_schema": {"x-guidance": {"lenient": True}, "not": {}}}, "grammar", "not supported"),
-    ({"structural_tag": {"format": {"type": "magic"}}}, "grammar", "const_string"),
-    ({"structural_tag": {"structures": [], "triggers": []}}, "grammar", "1 to"),
 ]
 
 
@@ -131,8 +161,33 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_queued(
         assert response.status_code == 200
         return
     error = check_error(response, 400, blamed)
-    assert word in error["message"] and "secret" not in error["message"], error
+    said = error["message"]
+    assert word in said and said.startswith(blamed) and "secret" not in said, error
     assert engine.asked == []
+
+
+class Stuck(FakeEngine):
+    """A grammar that turns out to be too much for the engine."""
+
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[FakeDelta, None]:
+        async for delta in super().generate(*args, **kwargs):
+            yield replace(delta, error=f"{CANNOT_FOLLOW}: it is too ambiguous here")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"guided_regex": "a+"}, {"structured_outputs": {"json": SCHEMA}}, {"response_format": FORMAT}]
+)
+def test_a_grammar_that_cannot_be_followed_is_blamed_by_its_name(asked: dict[str, Any]) -> None:
+    (name,) = asked
+    error = check_error(post(CHAT, {**HELLO, **asked}, engine=Stuck()), 400)
+    assert error["code"] == "grammar_failed"
+    assert error["param"] == (f"{name}.json" if name == "structured_outputs" else name)
+
+
+def test_what_constrains_an_answer_without_a_format_has_a_name() -> None:
+    asked: list[dict[str, Any]] = [{"tools": [{}]}, {"functions": [{}]}, {"thinking_token_budget": 5}]
+    for values in asked:
+        assert [constrained_by(ChatRequest(**values))] == list(values)
 
 
 def test_what_takes_too_long_is_ended_and_the_next_grammar_is_served() -> None:

@@ -34,7 +34,7 @@ __all__ += ["parsed", "read_whole", "reasoning_format"]
 PLAIN = AnswerForm()
 _TAIL = 32  # tokens of a prompt that are looked at for a mark
 _MAX_BUDGET = 1 << 20
-Check = Callable[[Grammar], Awaitable[None]]  # raises `ApiError` for a grammar that cannot be used
+Check = Callable[[Grammar, str], Awaitable[None]]  # raises `ApiError` that blames the name of what cannot be used
 
 
 def reasoning_format(tokenizer: Tokenizer, config: ServeConfig) -> ReasoningFormat | None:
@@ -73,18 +73,17 @@ async def answer_of(
         _check_alone(body, asked)
         return PLAIN, params  # it is a word of its grammar: a mark in it marks nothing
     params = reading_marks(params, form, model.tokenizer)
+    param = _asked_as(asked)
     try:
         for tool in () if asked is None else asked.callable:
-            await check(Grammar("json_schema", json.dumps(tool.parameters)))
+            await check(Grammar("json_schema", json.dumps(tool.parameters)), param)
         return _constrained(body, asked, form, params, model.tokenizer)
     except (ApiError, InvalidInput) as error:
         if body.thinking_token_budget is None and asked is not None and not (asked.must or asked.strict):
             return form, params
-        if isinstance(error, ApiError) and error.code != "invalid_grammar":
+        if isinstance(error, ApiError):
             raise
-        said = error.remedy if isinstance(error, InvalidInput) else error.message
-        param = _asked_as(asked)
-        raise ApiError(400, f"{param}: {said.rstrip('.')}.", param=param, code="invalid_grammar") from error
+        raise ApiError(400, f"{param}: {error.remedy.rstrip('.')}.", param=param, code="invalid_grammar") from error
 
 
 def _check_alone(body: Any, asked: ToolsAsked | None) -> None:

@@ -285,7 +285,8 @@ class Front:
         stay = self._stay(places, is_bulk=BULK in http.scope)
         await stay.arrive("" if key is None else key.name, request_id, key, Ask(tenant, sequences))
         trail = self._trail(http, order, request_id, tenant)
-        await self.grammars.check(params.grammar)
+        if params.grammar is not None:
+            await self.grammars.check(params.grammar, order.constrained_by)
         begun = time.monotonic()
         work = encoding(order.body)
         plain = is_small(http) and isinstance(work, EncodeText)  # a template is rendered elsewhere, and waited for
@@ -379,6 +380,7 @@ class Front:
             trail=trail,
             saw_first_token=stay.first_token,
             window=order.window,
+            constrained_by=order.constrained_by,
         )
         adapter = None if body.model is None else self.models().get(body.model)
         job.adapter = "" if adapter is None else adapter.digest

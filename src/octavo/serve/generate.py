@@ -67,6 +67,7 @@ class Job:
     cancelled: bool = False
     outcome: str = "cancelled"  # unless it comes to an end: "finished", or "error"
     window: int = 0  # prompts that the engine has at once; 0: all
+    constrained_by: str = ""  # the client's name for what constrains the output
 
     @property
     def num_choices(self) -> int:
@@ -177,7 +178,7 @@ async def _one(
                 if getattr(delta, "last", False):
                     clock.end()
                     over = True
-                _count(job, prompt, _checked(delta))
+                _count(job, prompt, _checked(job, delta))
                 for shown in (delta,) if best is None else best.take(delta):
                     yield prompt, shown  # the engine is asked for more when the client has taken it
     except Exception:
@@ -263,9 +264,9 @@ def _pass_by(
     return True
 
 
-def _checked(delta: Delta) -> Delta:
+def _checked(job: Job, delta: Delta) -> Delta:
     if delta.error is not None and CANNOT_FOLLOW in delta.error:
-        raise ApiError(400, _GRAMMAR_FAILED, param="grammar", code="grammar_failed")
+        raise ApiError(400, _GRAMMAR_FAILED, param=job.constrained_by or None, code="grammar_failed")
     if delta.error is not None and NOTHING_LEFT in delta.error:
         raise ApiError(400, _NOTHING_LEFT, code="nothing_left")
     if delta.error is not None or delta.finish_reason in ("error", "out_of_memory", "rejected", "unknown"):

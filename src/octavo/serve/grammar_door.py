@@ -22,16 +22,14 @@ class GrammarDoor:
         self._checker: GrammarChecker | None = None
         self._thread = ThreadPoolExecutor(1, "octavo-grammar")
 
-    async def check(self, grammar: Grammar | None) -> None:
-        """Raises ``ApiError`` 400 for a grammar that cannot be used."""
-        if grammar is None:
-            return
+    async def check(self, grammar: Grammar, param: str) -> None:
+        """Raises ``ApiError`` 400 that blames ``param`` for a grammar that cannot be used."""
         if self._checker is None:
             self._checker = GrammarChecker(sorted(self._model.tokenizer.traits.special))
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._checker.check, grammar)
         except InvalidInput as error:
-            raise refusal(error) from error
+            raise refusal(param, error) from error
 
     def close(self) -> None:
         """Nothing more will be asked."""

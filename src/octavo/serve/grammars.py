@@ -13,7 +13,7 @@ from octavo.decoding.grammar.compiler import LIBRARY
 from octavo.serve.errors import ApiError, invalid, safe_name
 from octavo.serve.known_names import is_empty
 
-__all__ = ["format_of", "grammar_of", "output_format", "refusal", "text_format"]
+__all__ = ["constrained_by", "format_of", "grammar_of", "output_format", "refusal", "text_format"]
 
 _TOLD = {  # by what the library says
     "look-around": "look-around is not supported",
@@ -29,6 +29,23 @@ _SCHEMA_NAMES = ("name", "description", "schema", "strict")  # strict or not, th
 
 def grammar_of(request: Any) -> Grammar | None:
     """The grammar that a completion or conversation asks for, if it does. Raises ``ApiError`` 400."""
+    named = _named(request)
+    if len(named) > 1:
+        raise invalid(_param(named[1][0]), f"and {named[0][0]} both constrain the output; send one of them")
+    return named[0][1] if named else None
+
+
+def constrained_by(request: Any) -> str:
+    """The name under which a request says how its output is constrained: `structured_outputs.json`, `tools` ..."""
+    named = _named(request)
+    if named:
+        return named[0][0]
+    others = ("tools", "functions", "thinking_token_budget")
+    return next((name for name in others if getattr(request, name, None)), "tools")
+
+
+def _named(request: Any) -> list[tuple[str, Grammar]]:
+    """What a body asks for, each under its own name."""
     found = _in_format("response_format", request.response_format)
     named = [] if found is None else [("response_format", found)]
     outputs = request.structured_outputs
@@ -41,9 +58,7 @@ def grammar_of(request: Any) -> Grammar | None:
         named += _made(f"structured_outputs.{name}", name, value)
     for name, option in _ALIASES.items():
         named += _made(name, option, getattr(request, name))
-    if len(named) > 1:
-        raise invalid(_param(named[1][0]), f"and {named[0][0]} both constrain the output; send one of them")
-    return named[0][1] if named else None
+    return named
 
 
 def format_of(param: str, value: Any) -> dict[str, Any] | None:
@@ -174,10 +189,13 @@ def _param(param: str) -> str:
     return param.split(".")[0]
 
 
-def refusal(error: InvalidInput) -> ApiError:
-    """A grammar that was tried out and refused. What the library says of it may hold its text: a fixed one is sent."""
+def refusal(param: str, error: InvalidInput) -> ApiError:
+    """A grammar that was tried out and refused, as the client's ``param``.
+
+    What the library says of it may hold its text: a fixed one is sent.
+    """
     place = safe_name(re.split(r"[/ ]", error.field.removesuffix(" #"))[-1])
     said = error.remedy
     if said.startswith(LIBRARY):
         said = next((told for sign, told in _TOLD.items() if sign in said), "it cannot be compiled")
-    return ApiError(400, f"The grammar is refused: {place}: {said}.", param="grammar", code="invalid_grammar")
+    return ApiError(400, f"{param}: {place}: {said}.", param=param, code="invalid_grammar")

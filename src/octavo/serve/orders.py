@@ -12,6 +12,7 @@ from octavo.core.params import SamplingParams
 from octavo.serve.answers import Reply
 from octavo.serve.dialects import OPENAI, Dialect, json_response
 from octavo.serve.generate import Choice, Job
+from octavo.serve.grammars import constrained_by
 from octavo.serve.metrics import Metrics
 from octavo.serve.names import Warnings
 from octavo.serve.port import EnginePort
@@ -40,6 +41,11 @@ class Order:
     dialect: Dialect = OPENAI
     asked: Any = None
     num_prompts: int = 1
+
+    @property
+    def constrained_by(self) -> str:
+        """The client's name for what constrains the output; empty if nothing does."""
+        return "" if self.params.grammar is None else constrained_by(self.body)
 
     @property
     def window(self) -> int:

@@ -50,6 +50,7 @@ OLLAMA = Dialect(
     theirs={
         **{name: f"options.{name}" for name in _OPTIONS},
         "max_tokens": "options.num_predict",
+        "response_format": "format",
         "repetition_penalty": "options.repeat_penalty",
     },
 )
