@@ -35,7 +35,7 @@ class Fairness:
         self._planned, self._left_out = [], None
         if self.scheduler._isolation.is_active:
             return  # the culprit of an error is looked for: only some may be scheduled
-        waiting = roster.waiting if entered else ()
+        waiting = [branch for branch in roster.waiting if not branch.awaits_scores] if entered else ()
         self._planned = [branch.key for branch in waiting for other in entered if self._passes(other, branch)]
         served = {(row.request_id, row.choice) for row in decision.rows}
         ready = [branch for branch in roster.running if branch.waiting_reason is not WaitingReason.KV]

@@ -139,8 +139,9 @@ def _in_order(waiting: list[Branch], policy: Policy, bypass_limit: int) -> list[
 
 def count_bypass(waiting: Iterable[Branch], admitted: Branch, undo: UndoLog, by_tenant: bool = False) -> None:
     """Note, with every branch that has waited longer than ``admitted`` (``by_tenant``: of its tenant), that it was
-    passed. Bulk requests are there to be passed."""
+    passed. Bulk requests are there to be passed, and who waits for another choice of its request is not passed."""
     passed = [b for b in waiting if b.arrival_index < admitted.arrival_index and not b.request.bulk]
+    passed = [branch for branch in passed if not branch.awaits_scores]
     if by_tenant:
         passed = [branch for branch in passed if branch.request.tenant == admitted.request.tenant]
 
