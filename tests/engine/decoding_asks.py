@@ -54,6 +54,8 @@ FEATURES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "grammar": (
         {"grammar": Grammar("regex", "(the cat|a dog) sat on (a|the) mat[!?]")},
         {"grammar": Grammar("regex", "[a-e]{2}(no|yes|[0-9]{1,4})?")},
+        {"grammar": Grammar("regex", "(ab|ba|x[0-9]y|zw )+")},  # what follows a wrong draft differs from what should
+        {"grammar": Grammar("lark", 'start: (A | B | C)+\nA: "ab"\nB: "ba"\nC: "x" /[0-9]/ "y"')},
         {"grammar": Grammar("choice", json.dumps(["yes", "never", "abcdef", "abcd"]))},
         {"grammar": Grammar("json_schema", _SCHEMA)},
         {"grammar": Grammar("lark", _LARK)},

@@ -6,6 +6,7 @@ engine      what they must not depend on: drafts and who makes them, jump-forwar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections import Counter
@@ -20,6 +21,7 @@ from test_same_bytes import PROMPTS
 from octavo.backends.adapters import AdapterRoom
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
+from octavo.decoding.grammar import GrammarCompiler, GrammarFault
 from octavo.decoding.speculation import NgramProposer, Speculator, make_speculator
 from octavo.engine.adapters import ReadAdapter
 from octavo.engine.core import EngineCore
@@ -76,6 +78,36 @@ def draw_engine(rng: random.Random, page_sizes: Sequence[int], widest: int) -> E
 
 
 PLAIN = Engine(16, 4 * MAX_SEQ_LEN, False, 0, False, False, "", 0, 0, (1, 2, 3), {})
+
+
+class Liar(Oracle):
+    """Its lies to those that follow a grammar are tokens that the grammar allows: what it would not does no harm."""
+
+    def __init__(self, said: Any, most: int, lies: int, grammars: GrammarCompiler) -> None:
+        super().__init__(said, most, lies)
+        self.grammars = grammars
+
+    def drafts(self, running: Sequence[Any]) -> dict[tuple[str, int], list[int]]:
+        """Some for each."""
+        found = super().drafts(running)
+        for branch in running:
+            if branch.params.grammar is not None:
+                found[branch.key] = self._within(branch, len(found[branch.key]))
+        return found
+
+    def _within(self, branch: Any, count: int) -> list[int]:
+        matcher, right, found = self.grammars.matcher(branch.params.grammar), self.said(*branch.key), []
+        with contextlib.suppress(GrammarFault):
+            matcher.accept(branch.output_token_ids)
+            while len(found) < count:
+                mask, at = matcher.mask(), branch.num_output_tokens + len(found)
+                allowed = [i for i in range(8 * len(mask)) if mask[i >> 3] >> (i & 7) & 1 and i not in branch.end_ids]
+                lies = self.dice.random() * 8 < self.lies or at >= len(right) or right[at] not in allowed
+                if not allowed:
+                    break
+                found.append(self.dice.choice(allowed) if lies else right[at])
+                matcher.accept(found[-1:])
+        return found
 
 
 @dataclass
@@ -253,15 +285,15 @@ class Play:
         widest = max(ask.params.num_branches if ask.params.use_beam_search else 1 for ask in asks)
         engine = draw_engine(self.rng, self.stage.page_sizes, widest)
         core = self.stage.core(self.stage.parts, engine, longest, widest)
-        core.speculator = self._speculator(engine)
+        core.speculator = self._speculator(engine, core)
         self._intercept(core)
         self.engines.append(engine)
         self.seen["overlap"] += engine.overlap
         return Session(core, self.answers)
 
-    def _speculator(self, engine: Engine) -> Any:
+    def _speculator(self, engine: Engine, core: Any) -> Any:
         if engine.drafts == "oracle":
-            return Oracle(self._said, engine.most, engine.lies)
+            return Liar(self._said, engine.most, engine.lies, core.grammars)
         if engine.drafts == "ngram":
             return Speculator(NgramProposer(1, 3), engine.most)
         return make_speculator(engine.drafts, max(1, engine.most), adapts=False)
