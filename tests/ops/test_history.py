@@ -105,9 +105,10 @@ def test_a_processor_adds_to_logits() -> None:
         return {7: -2.0, tokens[num_prompt_tokens]: 1.0, 4: -math.inf}
 
     assert look_back(p, 4, [1, 2, 3, 7, 1, 2, 3], [shy])[1] == {7: pytest.approx(3.4), 1: -1.0, 4: math.inf}
-    for wrong in ({-1: 0.0}, {1: math.nan}, {1: math.inf}):
+    for wrong in ({-1: 0.0}, {9: 0.0}, {1: math.nan}, {1: math.inf}):
         with pytest.raises(InvalidInput, match="logits_processors"):
-            look_back(p, 1, [1], [lambda tokens, num_prompt_tokens, wrong=wrong: wrong])
+            History(p, 1, [1], [lambda tokens, num_prompt_tokens, wrong=wrong: wrong], 9).next()
+    assert History(p, 1, [1], [lambda tokens, num_prompt_tokens: {8: 1.0}], 9).next() == ((), {8: -1.0})
 
 
 def test_the_worked_example() -> None:

@@ -52,6 +52,18 @@ def walk(
     return ids, False
 
 
+def taken(matcher: Matcher, ids: Sequence[int]) -> int:
+    """How many of these ids, from the first on, the masks allow. Nothing is accepted."""
+    count = 0
+    while count < len(ids) and ids[count] in bits(matcher.mask()):
+        matcher.accept(ids[count : count + 1])
+        count += 1
+        if count < len(ids) and ids[count - 1] in matcher._end_ids:
+            break
+    matcher.rollback(count)
+    return count
+
+
 def fresh(grammar: Grammar, ids: Sequence[int], kind: str = "bytes") -> Matcher:
     """A new matcher that has accepted these ids at once."""
     matcher = compiler(kind).matcher(grammar)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
-from octavo.decoding.grammar import GrammarCompiler, GrammarFault
+from octavo.decoding.grammar import GrammarCompiler, GrammarFault, OutputMasks
 from octavo.decoding.grammar.compiler import _price
 from octavo.tokenizers.simple import SimpleTokenizer
 
@@ -85,23 +85,28 @@ def test_the_state_is_a_fold_over_the_ids(data, grammar, seed):
         matcher.rollback(back)
         assert matcher.mask() == masks[matcher.length] == fresh(grammar, ids[: matcher.length]).mask()
         ahead = data.draw(st.integers(0, len(ids) - matcher.length))
-        assert matcher.allowed_prefix(ids[matcher.length :]) == len(ids) - matcher.length
         matcher.accept(ids[matcher.length : matcher.length + ahead])
         assert matcher.mask() == masks[matcher.length]
 
 
-@given(st.sampled_from(GRAMMARS), st.integers(0, 2**32), st.lists(st.integers(0, 259), max_size=6))
-def test_drafts_are_taken_up_to_the_first_that_is_forbidden(grammar, seed, drafts):
-    matcher = fresh(grammar, walk(grammar, random.Random(seed), most=10)[0])
-    length, taken = matcher.length, matcher.allowed_prefix(drafts)
-    for i, token in enumerate(drafts):
-        allowed = bits(matcher.mask())
-        assert (token in allowed) == (i < taken)
-        if i >= taken or token == 0:
-            break
-        matcher.accept([token])
-    matcher.rollback(matcher.length - length)
-    assert matcher.length == length
+@given(st.sampled_from(GRAMMARS), st.integers(0, 2**32), st.integers(0, 9), st.lists(st.integers(0, 259), max_size=3))
+def test_masks_behind_drafts_are_those_of_the_output_with_them(grammar, seed, known, drafts):
+    ids, other = (walk(grammar, random.Random(seed + i), most=10)[0] for i in range(2))
+    known = min(known, len(ids))
+    drafts = [*ids[known:], *drafts]
+    tokens = [7, 7, *ids[:known]]
+    masks = OutputMasks(lambda: compiler().matcher(grammar), tokens, 2, (0,))
+    for _ in range(2):
+        found = masks.behind(known, drafts)
+        count = len(found) - 1
+        assert len(ids) - known <= count <= len(drafts)
+        assert found == [fresh(grammar, [*ids[:known], *drafts[:i]]).mask() for i in range(count + 1)]
+        assert count == len(drafts) or drafts[count] == 0 or drafts[count] not in bits(found[-1])
+    tokens += drafts[:count]
+    assert masks.behind(known + count, ()) == found[-1:]
+    tokens[2:] = other
+    masks.agree(0)
+    assert masks.behind(len(other), ()) == [fresh(grammar, other).mask()]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 import pytest
+from grammar_walk import taken
 from jsonschema import validate
 
 from octavo.core.errors import InvalidInput
@@ -61,7 +62,7 @@ def ids_of(text: str, special: Mapping[str, int]) -> list[int]:
 
 def allows(found: Matcher, ids: list[int]) -> bool:
     """Whether these ids and then the end are a word."""
-    return found.allowed_prefix([*ids, 256]) == len(ids) + 1
+    return taken(found, [*ids, 256]) == len(ids) + 1
 
 
 @EVERY
@@ -120,11 +121,11 @@ def test_what_the_grammar_lets_through_is_read_as_calls_that_fit(dialect: ToolDi
 def test_thoughts_end_when_their_budget_is_spent() -> None:
     form = AnswerForm(FORMATS["think"], True)
     found = matcher(form, MARKED, required=False, budget=5)
-    assert found.allowed_prefix(list(b"abcdefg")) == 5
+    assert taken(found, list(b"abcdefg")) == 5
     found.accept(list(b"abcde"))
     assert found.forced(9) == [MARKED.special_tokens["</think>"]]
     found.rollback(2)
-    assert found.allowed_prefix(list(b"xyz")) == 2
+    assert taken(found, list(b"xyz")) == 2
     assert allows(matcher(form, MARKED, required=False, budget=0), [258, *b"Yes"])
     begun = AnswerForm(FORMATS["think"])
     assert matcher(begun, MARKED, required=False, budget=5).forced(1) == [257]

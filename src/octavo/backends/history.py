@@ -9,7 +9,9 @@ tokens   a b c x a b c          suffix a b c occurs before x: x is what would go
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
@@ -57,8 +59,9 @@ class History:
         num_prompt_tokens: int,
         tokens: list[int],
         processors: Sequence[LogitsProcessor] = (),
+        vocab_size: int = sys.maxsize,
     ) -> None:
-        self._processors = processors
+        self._processors, self._vocab_size = processors, vocab_size
         self._p, self._tokens, self._num_prompt_tokens = p, tokens, num_prompt_tokens
         self._breakers = frozenset(p.dry_breaker_ids or ())
         self._places: dict[int, list[int]] | None = None  # token -> where it stands, ascending
@@ -90,8 +93,9 @@ class History:
     def _with_processors(self, penalties: dict[int, float]) -> dict[int, float]:
         for process in self._processors:
             for token, added in process(self._tokens, self._num_prompt_tokens).items():
-                if token < 0 or not added < math.inf:
-                    raise InvalidInput("logits_processors", {token: added}, "a processor adds finite numbers, or -inf")
+                if not 0 <= index(token) < self._vocab_size or not float(added) < math.inf:
+                    remedy = "a processor adds finite numbers, or -inf, to ids of the vocabulary"
+                    raise InvalidInput("logits_processors", {token: added}, remedy)
                 penalties[token] = penalties.get(token, 0.0) - added
         return penalties
 

@@ -66,23 +66,27 @@ def take_drawn(
     return kept
 
 
-def wanted_of(rows: Sequence[ScheduledRow], slots: Sequence[Slot]) -> Wanted:
-    """Token rows whose logits are needed: those that predict a prompt token asked about, and those that sample."""
+def wanted_of(rows: Sequence[ScheduledRow], slots: Sequence[Slot], counts: Sequence[int]) -> Wanted:
+    """Token rows whose logits are needed: those that predict a prompt token asked about, and those that sample.
+
+    ``counts``: how many tokens each row samples.
+    """
     wanted = Wanted()
     first = 0
-    for index, (row, slot) in enumerate(zip(rows, slots, strict=True)):
+    for index, (row, slot, count) in enumerate(zip(rows, slots, counts, strict=True)):
         if row.flags.prompt_logprobs >= 0:
             stop = min(row.start + len(row.token_ids), slot.num_prompt_tokens - 1)
             for position in range(row.start, stop):
                 wanted.prompt.append((len(wanted.logit_rows), index, slot.tokens[position + 1]))
                 wanted.logit_rows.append(first + position - row.start)
         first += len(row.token_ids)
-        for at in sampling_tokens(row, first):
+        for at in sampling_tokens(row, first, count):
             wanted.sampled.append((len(wanted.logit_rows), index))
             wanted.logit_rows.append(at)
     return wanted
 
 
-def sampling_tokens(row: ScheduledRow, end: int) -> range:
-    """Those of the batch's tokens that a row samples from, if its own are the last before ``end``."""
-    return range(end - 1 - row.num_drafts, end) if row.flags.sample else range(0)
+def sampling_tokens(row: ScheduledRow, end: int, count: int) -> range:
+    """Those of the batch's tokens that a row samples ``count`` tokens from, if its own are the last before ``end``."""
+    first = end - 1 - row.num_drafts
+    return range(first, first + count)

@@ -151,6 +151,7 @@ def build_core(
         parts.weights,
         pool,
         num_groups=len(groups),
+        vocab_size=parts.config.vocab_size,
         tiers=tiers,
         adapters=table,
         grammars=grammars,

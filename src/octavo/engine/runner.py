@@ -7,6 +7,7 @@ decision -> slots -> swaps, page copies -> forward -> process_logits -> sample -
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
@@ -54,6 +55,7 @@ class ModelRunner:
         kv_pool: Any,
         *,
         num_groups: int = 1,
+        vocab_size: int = sys.maxsize,
         tiers: Tiers | None = None,
         adapters: AdapterTable | None = None,
         grammars: GrammarCompiler | None = None,
@@ -73,7 +75,7 @@ class ModelRunner:
         self.tiers = tiers  # where evicted pages go, if they are kept
         self.adapters = adapters
         self.lookup = lookup
-        self.num_groups = num_groups
+        self.num_groups, self.vocab_size = num_groups, vocab_size
         self._slots: dict[int, Slot] = {}
         self._constraints = Constraints(grammars)
         self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
@@ -111,8 +113,9 @@ class ModelRunner:
         for index, deltas in rows.page_deltas.items():
             self._place(rows.slots[index], deltas)
         self._follow(rows, slots)
+        draws = [slot.draws(row) for row, slot in zip(rows.others, slots, strict=True)]
         if rows.others:
-            batch = self._mixed_batch(rows)
+            batch = self._mixed_batch(rows, draws)
         else:
             batch = self._arrays.decodes(rows.slots, rows.token_ids, rows.starts, rows.output_indices, self.kv_pool)
         ids = self._timed(self.model.draw, batch)
@@ -122,18 +125,19 @@ class ModelRunner:
         pooled = PooledRows(rows.others, self._slots, len(rows.slots))
         vectors = pooled.results(self.backend, self.model.last_states(batch, pooled.token_rows)) if pooled else {}
         apart = iter(batch.cache["verified"].logprobs if "verified" in batch.cache else ())
-        others = [vectors.get(i) or self._drawn_row(row, rest, apart) for i, row in enumerate(rows.others)]
+        others = [vectors.get(i) or self._drawn_row(row, *draws[i], rest, apart) for i, row in enumerate(rows.others)]
         return DrawnRows(ids[: len(rows.slots)], others)
 
-    def _drawn_row(self, row: ScheduledRow, ids: Iterator[int], apart: Iterator[Any]) -> RowResult:
+    def _drawn_row(
+        self, row: ScheduledRow, draws: int, ruled: Sequence[SamplingRow], ids: Iterator[int], apart: Iterator[Any]
+    ) -> RowResult:
         if not row.flags.sample:
             return RowResult()
         if not row.num_drafts:
             return RowResult((next(ids),), (self._arrays.logprobs(row.slot),) if _wants_logprobs(row) else ())
-        drawn = tuple(islice(ids, 1 + row.num_drafts))
-        slot, count = self._slots[row.slot], accepted(row.drafts, drawn)
-        found = list(islice(apart, 1 + row.num_drafts)) if slot.is_ruled(row) else []
-        slot.accept(row, drawn[:count])
+        drawn, found = tuple(islice(ids, draws)), list(islice(apart, len(ruled)))
+        count = accepted(row.drafts, drawn)
+        self._slots[row.slot].accept(row, drawn[:count])
         return RowResult(drawn[:count], tuple(each.answer() for each in found[:count] if each is not None))
 
     def _follow(self, rows: StepRows, slots: Sequence[Slot]) -> None:
@@ -153,15 +157,21 @@ class ModelRunner:
             self._arrays.refresh(number, slot.sampling_row(choice, output_index))
             slot.told = output_index
 
-    def _mixed_batch(self, rows: StepRows) -> ForwardBatch:
-        """Plain decodes, then the others, whose last tokens are sampled where they ask for it."""
+    def _mixed_batch(self, rows: StepRows, draws: Sequence[tuple[int, list[SamplingRow]]]) -> ForwardBatch:
+        """Plain decodes, then the others, each of which samples as many tokens as ``draws`` says."""
         tokens, positions, lens = list(rows.token_ids), list(rows.starts), [1] * len(rows.slots)
         logit_rows = list(range(len(lens)))
-        for row in rows.others:
+        slots, indices = list(rows.slots), list(rows.output_indices)
+        verified: dict[int, list[SamplingRow]] = {}  # by the first draw of a row whose draws differ in more than index
+        for row, (count, ruled) in zip(rows.others, draws, strict=True):
             tokens += row.token_ids
             positions += range(row.start, row.start + len(row.token_ids))
             lens.append(len(row.token_ids))
-            logit_rows += sampling_tokens(row, len(tokens))
+            logit_rows += sampling_tokens(row, len(tokens), count)
+            if ruled:
+                verified[len(slots)] = ruled
+            slots += [row.slot] * count
+            indices += range(row.output_index, row.output_index + count)
         batch: ForwardBatch = self.backend.batch(
             tokens,
             positions,
@@ -174,14 +184,6 @@ class ModelRunner:
         )
         if self.adapters is not None:
             self._arrays.attach(batch)
-        slots, indices = list(rows.slots), list(rows.output_indices)
-        verified: dict[int, list[SamplingRow]] = {}  # by the first draw of a row whose draws differ in more than index
-        for row in rows.others:
-            if row.num_drafts and self._slots[row.slot].is_ruled(row):
-                verified[len(slots)] = self._slots[row.slot].sampling_rows(row)
-            draws = range(row.output_index, row.output_index + (1 + row.num_drafts) * row.flags.sample)
-            slots += [row.slot] * len(draws)
-            indices += draws
         batch.draws = self._arrays.draws(slots, indices)
         if verified:
             batch.cache["verified"] = self._arrays.put_rows(batch.draws, verified)
@@ -192,10 +194,10 @@ class ModelRunner:
     def _answer(self, rows: Sequence[ScheduledRow]) -> Sequence[RowResult]:
         slots = [self._slot(row) for row in rows]
         self._constraints.prepare((), (), rows)
-        wanted = wanted_of(rows, slots)
-        batch = self._batch(rows, slots, wanted)
-        asked = [slot.sampling_rows(row) for row, slot in zip(rows, slots, strict=True) if row.flags.sample]
+        asked = [slot.sampling_rows(row) for row, slot in zip(rows, slots, strict=True)]
         asks = [ask for each in asked for ask in each]
+        wanted = wanted_of(rows, slots, [len(each) for each in asked])
+        batch = self._batch(rows, slots, wanted)
         if len(asks) == len(wanted.logit_rows) and self.lookup is None:  # a backend may draw while it computes
             batch.sampling = tuple(asks)
         answers = [Answer() for _ in rows]
@@ -235,7 +237,7 @@ class ModelRunner:
 
     def _fill_slot(self, row: ScheduledRow, init: SlotInit) -> None:
         lookup = None if self.lookup is None else Lookup(*self.lookup)
-        slot = self._slots[row.slot] = Slot(init, self.num_groups, lookup)
+        slot = self._slots[row.slot] = Slot(init, self.num_groups, lookup, self.vocab_size)
         self._constraints.enter(row.slot, slot)
         self._changing.pop(row.slot, None)
         if slot.changes_until:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from octavo.backends.counts import TokenCounts
@@ -16,7 +17,7 @@ from octavo.backends.ops import NO_ADAPTER, SamplingRow
 from octavo.backends.sampling import has_penalties
 from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit
 from octavo.core.errors import InvariantBroken
-from octavo.decoding.grammar import GrammarCompiler, Matcher
+from octavo.decoding.grammar import GrammarCompiler, OutputMasks
 from octavo.decoding.processors import processor
 from octavo.decoding.speculation import Lookup
 
@@ -27,7 +28,9 @@ class Slot:
     Tokens are followed beyond those known at the start only where penalties, bans or a grammar depend on them.
     """
 
-    def __init__(self, init: SlotInit, num_groups: int, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, init: SlotInit, num_groups: int, lookup: Lookup | None = None, vocab_size: int = sys.maxsize
+    ) -> None:
         """``lookup``: guesses each token, for the residual verifier."""
         self.params = init.params
         self.seed = init.seed
@@ -37,7 +40,7 @@ class Slot:
         self._history: History | None = None
         if init.params.looks_back:
             processors = [processor(name) for name in init.params.logits_processors]
-            self._history = History(init.params, init.num_prompt_tokens, self.tokens, processors)
+            self._history = History(init.params, init.num_prompt_tokens, self.tokens, processors, vocab_size)
         self.counts = has_penalties(init.params)
         self._lookup = lookup
         self.follows = self.counts or lookup is not None or self._history is not None or init.params.grammar is not None
@@ -52,8 +55,7 @@ class Slot:
         self.adapter = NO_ADAPTER  # its place
         self.told = 0  # the output index of which the backend was told last
         self._masks: list[bytes | None] = [None]  # what the grammar allows next, and behind drafts that it allows
-        self._matcher: Matcher | None = None
-        self._agreed = 0  # output tokens that the matcher has accepted and that still stand
+        self._output_masks: OutputMasks | None = None
 
     def update(self, row: ScheduledRow) -> None:
         """Take a row's tokens, if they are followed. Raises ``InvariantBroken`` if they leave a gap."""
@@ -93,17 +95,32 @@ class Slot:
         )
 
     def sampling_rows(self, row: ScheduledRow) -> list[SamplingRow]:
-        """Those of all tokens that a row samples; each sees the drafts before it as if they were known."""
-        if not row.num_drafts:
-            return [self.sampling_row(row.choice, row.output_index)]
-        rows = []
-        for count in range(row.num_drafts + 1):
-            self.follow(row.num_tokens, row.drafts[:count], row.num_tokens + count)
-            found = self.sampling_row(row.choice, row.output_index + count)
-            mask = self._masks[min(count, len(self._masks) - 1)]
-            rows.append(replace(found, output_counts=TokenCounts.of(found.output_counts), grammar_mask=mask))
-        self.follow(row.num_tokens, (), row.num_tokens)
+        """Those of all tokens that a row samples; each sees the drafts before it as if they were known.
+
+        Nothing is sampled from a draft on behind which that fails: if the draft is right, the next step has to tell.
+        """
+        if not row.num_drafts or not row.flags.sample:
+            return [self.sampling_row(row.choice, row.output_index)] if row.flags.sample else []
+        rows: list[SamplingRow] = []
+        masks: list[bytes | None] = self._masks if self.params.grammar is not None else [None] * (1 + row.num_drafts)
+        try:
+            for count, mask in enumerate(masks):
+                self.follow(row.num_tokens, row.drafts[:count], row.num_tokens + count)
+                found = self.sampling_row(row.choice, row.output_index + count)
+                rows.append(replace(found, output_counts=TokenCounts.of(found.output_counts), grammar_mask=mask))
+        except Exception:  # of a processor of logits: whatever it raises
+            if not rows:
+                raise
+        finally:
+            self.follow(row.num_tokens, (), row.num_tokens)
         return rows
+
+    def draws(self, row: ScheduledRow) -> tuple[int, list[SamplingRow]]:
+        """How many tokens a row samples; and, if they differ in more than their index, what is to be known of each."""
+        if not row.num_drafts or not self.is_ruled(row):
+            return (1 + row.num_drafts) * row.flags.sample, []
+        rows = self.sampling_rows(row)
+        return len(rows), rows
 
     def accept(self, row: ScheduledRow, drawn: Sequence[int]) -> None:
         """Of a row's drafts, those that were drawn; the last token drawn comes with the next row."""
@@ -114,26 +131,17 @@ class Slot:
         return self.params.wants_logprobs or row.output_index < self.changes_until
 
     def constrain(self, grammars: GrammarCompiler, output_index: int, drafts: Sequence[int] = ()) -> None:
-        """Make the masks for output token ``output_index``, before which all are known, and behind each of ``drafts``.
+        """Make the masks for output token ``output_index``, before which all are known, and behind ``drafts``.
 
         Raises ``GrammarFault`` or ``InvalidInput`` if the grammar cannot be followed.
         """
         grammar = self.params.grammar
         if grammar is None:
             return
-        if self._matcher is None:
-            self._matcher = grammars.matcher(grammar)
-        matcher, first = self._matcher, self.num_prompt_tokens
-        matcher.rollback(matcher.length - min(self._agreed, output_index))
-        matcher.accept(self.tokens[first + matcher.length : first + output_index])
-        self._agreed = output_index
-        self._masks = [matcher.mask()]
-        for draft in drafts[: matcher.allowed_prefix(drafts)]:
-            if draft in self.end_ids:
-                break
-            matcher.accept([draft])
-            self._masks.append(matcher.mask())
-        matcher.rollback(matcher.length - output_index)
+        if self._output_masks is None:
+            start = partial(grammars.matcher, grammar)
+            self._output_masks = OutputMasks(start, self.tokens, self.num_prompt_tokens, self.end_ids)
+        self._masks = list(self._output_masks.behind(output_index, drafts))
 
     def carried(self, start: int) -> Any:
         """What pooling the tokens before ``start`` came to, where all of them are pooled.
@@ -161,7 +169,8 @@ class Slot:
 
     def _truncate(self, length: int) -> None:
         length = max(length, self.num_prompt_tokens)
-        self._agreed = min(self._agreed, length - self.num_prompt_tokens)
+        if self._output_masks is not None:
+            self._output_masks.agree(length - self.num_prompt_tokens)
         if self._lookup is not None:
             self._lookup.shrink(self.tokens, length)
         while len(self.tokens) > length:

@@ -4,6 +4,7 @@ Grammar (plain data) -> definition (llguidance's text) -> compiled once per toke
 """
 
 from octavo.decoding.grammar.compiler import GrammarCompiler
+from octavo.decoding.grammar.masks import OutputMasks
 from octavo.decoding.grammar.matcher import GrammarFault, Matcher
 
-__all__ = ["GrammarCompiler", "GrammarFault", "Matcher"]
+__all__ = ["GrammarCompiler", "GrammarFault", "Matcher", "OutputMasks"]

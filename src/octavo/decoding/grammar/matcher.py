@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import Any, TypeVar
 
 from octavo.core.errors import OctavoError
 
-__all__ = ["GrammarFault", "Matcher", "guarded"]
+__all__ = ["GrammarFault", "Matcher", "allows", "guarded"]
 
 _Result = TypeVar("_Result")
 _REASONS = {
@@ -62,7 +61,7 @@ class Matcher:
         """Go on by these ids. Nothing follows an end token, which the library does not see."""
         for token in ids:
             if token in self._end_ids:
-                self._ended = _allows(self.mask(), token)
+                self._ended = allows(self.mask(), token)
                 fits = self._ended
             else:
                 self._mask = None
@@ -81,17 +80,6 @@ class Matcher:
         self._ended = False
         if count and not guarded(self._state.rollback, count):
             raise self._fault("it cannot be taken back")
-
-    def allowed_prefix(self, ids: Sequence[int]) -> int:
-        """How many of these ids, from the first on, the grammar takes. Nothing is accepted."""
-        plain = list(takewhile(lambda token: 0 <= token < self._size and token not in self._end_ids, ids))
-        taken = guarded(self._state.validate_tokens, plain) if plain else 0
-        if taken < len(plain) or len(plain) == len(ids) or ids[taken] not in self._end_ids:
-            return taken
-        self.accept(plain)
-        ends = _allows(self.mask(), ids[taken])
-        self.rollback(taken)
-        return taken + ends
 
     def forced(self, most: int) -> list[int]:
         """The ids, at most ``most``, that must come next: one after the other the only one that the mask leaves.
@@ -117,7 +105,8 @@ class Matcher:
         return GrammarFault(_REASONS.get(guarded(self._state.stop_reason), otherwise))
 
 
-def _allows(mask: bytes, token: int) -> bool:
+def allows(mask: bytes, token: int) -> bool:
+    """Whether a mask has the bit of a token set."""
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
