@@ -6,7 +6,7 @@ scenario.py     what happens in a run, as plain values that can be written down;
 simulator.py    the heap of events: links, clock, kills; engine.py the engine process, inline.py its steps;
                 client.py the other end
 odd.py          switches that are odd but legal, and allocations that fail; faults.py steps that fail
-invariants.py   what must hold after every event; ledger.py what may be said of each request
+invariants.py   what must hold after every event; ledger.py what may be said of each request; drafts.py of each draft
 coverage.py     edges of the request state table taken; shrink.py the smallest script that still fails
 sweep.py        the N-th allocation fails, for N = 1, 2, 3 ...; mutations.py defects, and the invariant that sees each
 """

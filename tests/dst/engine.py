@@ -6,6 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dst.drafts import Drafts
 from dst.fairness import Fairness
 from dst.faults import KINDS, Faults
 from dst.inline import Escaped, InlineThread, Killed, escaping
@@ -71,6 +72,7 @@ class EngineProcess:
         if scenario.drafts:
             self.core.speculator = Liar(self)
         self.fairness = Fairness(self.scheduler, scenario.pages_can_fail)
+        self.drafts = Drafts(self.scheduler)
         self.shares: Shares | None = None
         if scenario.keeps_shares:
             has_gangs = any(ask.gang for ask in scenario.asks)
@@ -240,6 +242,7 @@ class EngineProcess:
                 if turn <= self.turns and not self.scenario.overlap and any(key[0] == name for key in self._touched):
                     raise Broken("I9", f"{name} is scheduled after its cancel")
             self.fairness.planned(decision)
+            self.drafts.planned(decision)
             self._watch_states("in flight", decision)
 
     def _check_budgets(self, decision: ScheduleDecision) -> None:
@@ -272,6 +275,8 @@ class EngineProcess:
         self._check_cancels()
         self._check_deadlines(min(now, self.sim.wall()))  # the clock may have jumped back meanwhile
         self._check_metrics()
+        if self.core._thread is None or self.core._thread.decision is None:
+            self.drafts.rested()
         self._watch_states("", None)
         self.sim.deliver(self, events)
         every = self.scenario.snapshot_every

@@ -6,7 +6,8 @@ is published has been written; I5 no write to a shared page; I6 nothing is refer
 tokens; I8 one end for each choice, last; I9 nothing after a cancel; I10 indices, usage and logprobs agree; I11 limits;
 I12 deadlines; I13 maps are empty at idle; I14 the null model's tokens; I15 reuse within a namespace only; I17 nobody is
 passed over or stalls for ever; I18 progress; I19 preemptions are bounded; I23 gauges and counters; I25 the same tokens
-however they were scheduled. Besides: VTC tenants do not drift apart; GANG a gang runs, waits and draws as one.
+however they were scheduled. Besides: VTC tenants do not drift apart; GANG a gang runs, waits and draws as one; DRAFT
+drafts are recorded, keep to the bound on gaps, and leave no page behind.
 """
 
 from __future__ import annotations

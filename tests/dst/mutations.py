@@ -182,6 +182,27 @@ MUTATIONS = (
         "            self._isolation.clear()\n", "            pass\n",
     ),
     Mutation(
+        "I14", "wrong drafts are taken for drawn", "core/step.py",
+        "        for i, token in enumerate(outcome.token_ids):\n",
+        "        for i, token in enumerate((*row.drafts, *outcome.token_ids[-1:])):\n",
+    ),
+    Mutation(
+        "I14", "wrong drafts are resident", "core/step.py",
+        "branch.num_resident_tokens = branch.num_tokens - 1", "branch.num_resident_tokens += row.num_drafts",
+    ),
+    Mutation(
+        "DRAFT", "pages of wrong drafts are kept", "core/step.py",
+        "        self.kv.give_back(branch.key, branch.num_resident_tokens)\n", "",
+    ),
+    Mutation(
+        "DRAFT", "drafts are not recorded", "core/scheduler.py",
+        'self.timeline.record("drafts", self.timeline.now, drafts=told)', "told.clear()",
+    ),
+    Mutation(
+        "DRAFT", "drafts do not look at the bound on gaps", "core/speculation.py",
+        "count = draft.allowance.verify(row.start, count)", "draft.allowance.verify(row.start, count)",
+    ),
+    Mutation(
         "I7", "prefixes are found by the hash of their units alone", "core/prefix.py",
         "            key = tuple(units[matched : matched + size])\n            child = node.children.get(key)\n",
         "            key = tuple(units[matched : matched + size])\n"

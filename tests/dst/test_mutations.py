@@ -10,7 +10,7 @@ from dst.mutations import MUTATIONS, ROOT, check
 from dst.scenario import SWITCHES, Fault
 
 FEW = ("cached pages are free", "a cancel passes over what decodes", "a planned copy is not made")
-WATCHED = {f"I{n}" for n in (*range(1, 16), 17, 18, 19, 23, 25)} | {"VTC", "GANG"}
+WATCHED = {f"I{n}" for n in (*range(1, 16), 17, 18, 19, 23, 25)} | {"VTC", "GANG", "DRAFT"}
 
 
 @pytest.mark.parametrize("mutation", [each for each in MUTATIONS if each.what in FEW], ids=lambda each: each.invariant)

@@ -1,0 +1,58 @@
+"""Drafts of a run: recorded before their step, no way past the bound on gaps, and gone with their pages if wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dst.invariants import Broken
+from octavo.core.batch import ScheduleDecision, ScheduledRow
+from octavo.core.scheduler import ContinuousBatchScheduler
+from octavo.core.step_model import StepWork, work_of
+
+EPSILON = 1e-9  # seconds, and their share: sums in another order
+
+
+class Drafts:
+    """Watches the steps of one scheduler."""
+
+    def __init__(self, scheduler: ContinuousBatchScheduler) -> None:
+        self.scheduler = scheduler
+        self._recorded: dict[tuple[str, int], list[int]] = {}
+        scheduler.timeline.listen(self._hear)
+
+    def _hear(self, kind: str, t: float, values: Mapping[str, Any]) -> None:
+        if kind == "drafts":
+            self._recorded = {(request, choice): ids for request, choice, ids in values["drafts"]}
+
+    def planned(self, decision: ScheduleDecision) -> None:
+        """A step is about to run."""
+        drafted = [row for row in decision.rows if row.num_drafts]
+        for row in drafted:
+            recorded = self._recorded.get((row.request_id, row.choice), [])
+            if list(row.drafts) != recorded[: row.num_drafts]:
+                raise Broken("DRAFT", f"{row.request_id}/{row.choice} has drafts {row.drafts}, recorded {recorded}")
+        if self.scheduler.gap is not None and drafted:
+            self._check_bound(decision.rows, drafted)
+
+    def _check_bound(self, rows: Sequence[ScheduledRow], drafted: Sequence[ScheduledRow]) -> None:
+        """A step with drafts that cost time is foretold to keep to the bound."""
+        gap, model = self.scheduler.gap, self.scheduler.step_model
+        if any(len(row.token_ids) == 1 and not row.reason.startswith("decode") for row in rows):
+            return  # of a prompt: foretold as a chunk, priced as a decode
+        costs = [
+            model.predict(StepWork().with_chunk(row.start, len(row.token_ids)))
+            - model.predict(StepWork(1, row.start + 1))
+            for row in drafted
+        ]
+        taken = model.predict(work_of(rows)._replace(scored=0))  # decodes are not priced for their logprobs
+        if max(costs) > EPSILON and taken > gap.budget * (1 + EPSILON) + EPSILON:
+            raise Broken("DRAFT", f"a step with drafts takes {taken} s, and {gap.budget} s are left of the bound")
+
+    def rested(self) -> None:
+        """No step is planned or runs: nobody has a page for more than what is resident."""
+        kv = self.scheduler.kv
+        for branch in self.scheduler._roster.running:
+            held = kv._branches.get(branch.key)
+            if held is not None and held.num_columns > -(-branch.num_resident_tokens // kv.page_size):
+                raise Broken("DRAFT", f"{branch} has pages beyond its {branch.num_resident_tokens} tokens")
