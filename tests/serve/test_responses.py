@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx2
 import openai
 import pytest
-from fake_engine import FakeEngine, refusing
-from serve_http import Client, check_error, make_app, post, send
+from fake_engine import FakeDelta, FakeEngine, refusing
+from serve_http import CHAT, Client, check_error, make_app, post, send
 from starlette.applications import Starlette
 
 PATH = "/v1/responses"
@@ -59,6 +60,25 @@ def test_a_whole_response_is_kept() -> None:
     assert (made.metadata, made.temperature, made.model) == ({"a": "b"}, 0.5, "fake")
     assert again == made
     assert [(item.role, item.content[0].text) for item in items.data] == [("user", "hé")]
+
+
+class Guessing(FakeEngine):
+    """An engine that has guessed tokens ahead."""
+
+    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[FakeDelta, None]:
+        async for delta in super().generate(*args, **kwargs):
+            yield replace(delta, spent=(6.0, 9.0, 7.0, 5.0)) if delta.finish_reason else delta
+
+
+def test_tokens_that_were_guessed_are_in_the_usage() -> None:
+    drafts = {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 2}
+    whole = post(PATH, HELLO, engine=Guessing()).json()
+    last = named_events(post(PATH, {**HELLO, "stream": True}, engine=Guessing()).text)[-1]["response"]
+    chat = post(CHAT, {"model": "fake", "messages": [{"role": "user", "content": "h"}]}, engine=Guessing()).json()
+    for response in (whole, last):
+        assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 0, **drafts}
+    assert chat["usage"]["completion_tokens_details"] == drafts
+    assert post(PATH, HELLO).json()["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_a_stream_is_the_whole_event_by_event() -> None:
