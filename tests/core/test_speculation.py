@@ -16,6 +16,7 @@ from octavo.core.facts import scheduler_facts
 from octavo.core.history import history_of
 from octavo.core.recording import MAGIC, FrameWriter, RecordingReader
 from octavo.core.replay import Replayer, scheduler_for
+from octavo.decoding.speculation import NgramProposer, Speculator
 
 PROMPT = (1, 2, 3)
 
@@ -109,6 +110,24 @@ def test_what_is_no_token_is_no_draft():
             bench.scheduler.propose({("r", 0): [token]})
     bench.scheduler.propose({("nobody", 0): [1]})
     assert not bench.scheduler.plan().rows
+
+
+def test_nothing_is_remembered_of_more_than_run():
+    bench = Bench(policy="priority", max_running_requests=2)
+    bench.submit(make_request(max_tokens=9, priority=1), make_request("b", [8], max_tokens=9))
+    speculator, scheduler = Speculator(NgramProposer(1, 2), 3), bench.scheduler
+    bench.step()
+    speculator.drafts(scheduler.running())
+    assert list(speculator._branches) == list(speculator.proposer._branches) == [("b", 0), ("r", 0)]
+    scheduler._roster.preempt(scheduler.get("r").branches[0], 0.0, "")
+    bench.submit(make_request("c", [9], max_tokens=9))
+    bench.step()
+    speculator.drafts(scheduler.running())
+    assert list(speculator._branches) == list(speculator.proposer._branches) == [("b", 0), ("c", 0)]
+    while scheduler.has_work:
+        scheduler.propose(speculator.drafts(scheduler.running()))
+        bench.step()
+    assert bench.tokens() == told(9)
 
 
 @given(st.lists(st.integers(0, 7), min_size=3, max_size=12), st.booleans())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import InvalidInput
+from octavo.decoding.speculation import NgramProposer
 from octavo.decoding.speculation.suffix import NODE_BYTES, SuffixProposer, SuffixSettings
 from octavo.engine.config import EngineConfig
 from octavo.engine.memory import MemoryNeeds, available_memory, parse_size, plan_memory, show_size, total_memory
@@ -51,9 +52,12 @@ def test_what_is_remembered_to_guess_tokens_from_is_in_the_plan() -> None:
     assert "drafts" in with_drafts.describe() and "drafts" not in without.describe()
     with pytest.raises(InvalidInput, match=r"drafts 1\.\d KiB"):
         plan(drafts=1900)
-    most = SuffixProposer(SuffixSettings(own_nodes=10, past_nodes=100, namespaces=3)).most_bytes(4)
+    most = SuffixProposer(SuffixSettings(own_nodes=10, past_nodes=100, namespaces=3)).most_bytes(4, 1000)
     assert most == (4 * 10 + 3 * 100) * NODE_BYTES
-    assert EngineConfig(speculative="suffix").draft_bytes > 0 == EngineConfig().draft_bytes
+    assert EngineConfig(speculative="suffix").draft_bytes(100) > 0 == EngineConfig().draft_bytes(100)
+    lookup = EngineConfig(speculative="ngram", max_running_requests=3)
+    assert lookup.draft_bytes(100) == NgramProposer(2, 6).most_bytes(3, 100) > 0
+    assert lookup.draft_bytes(10**6) == lookup.draft_bytes(1 << 16)
 
 
 @pytest.mark.parametrize(

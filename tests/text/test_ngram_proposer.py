@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,3 +64,19 @@ def test_a_guess_follows_from_the_tokens_alone(tokens, others, kept, shortest, m
     lookup.next(text)
     lookup.shrink(text, kept)
     assert [lookup.next(tokens)] == (looked_up(tokens, shortest, shortest + more, 1) or [-1])
+
+
+@pytest.mark.parametrize("shortest", [1, 2, 16])
+def test_what_it_takes_is_bounded_and_foretold(shortest):
+    tokens = [(1 << 31) + i for i in range(11_000)]  # no n-gram comes twice, and the table has just grown
+    proposer = NgramProposer(shortest, 64)
+    tracemalloc.start()
+    try:
+        proposer.open(KEY, "", 0)
+        proposer.propose(KEY, tokens, 8)
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    foretold = proposer.most_bytes(1, len(tokens))
+    assert 0.6 * foretold < taken < foretold
+    assert proposer.most_bytes(3, len(tokens)) == 3 * foretold

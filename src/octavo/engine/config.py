@@ -10,7 +10,6 @@ from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
 from octavo.decoding.speculation import METHODS, Speculator, asked_of, make_speculator
-from octavo.decoding.speculation.suffix import SuffixProposer
 from octavo.engine.adapters import MAX_LORAS, MAX_RANK, check_name
 from octavo.engine.memory import parse_size
 
@@ -152,12 +151,10 @@ class EngineConfig:
             asked.get("prompt_lookup_max", self.prompt_lookup_max),
         )
 
-    @property
-    def draft_bytes(self) -> int:
-        """Most bytes of suffix trees."""
+    def draft_bytes(self, max_seq_len: int) -> int:
+        """Most bytes of what tokens are guessed from."""
         speculator = self.speculator()
-        proposer = None if speculator is None else speculator.proposer
-        return proposer.most_bytes(self.max_running_requests) if isinstance(proposer, SuffixProposer) else 0
+        return 0 if speculator is None else speculator.proposer.most_bytes(self.max_running_requests, max_seq_len)
 
     @property
     def adapter_room(self) -> AdapterRoom:

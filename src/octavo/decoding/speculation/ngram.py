@@ -16,6 +16,7 @@ from octavo.decoding.speculation.proposer import BranchKey
 __all__ = ["Lookup", "NgramProposer"]
 
 MOST_TOKENS = 1 << 16  # of a branch that are looked at: its memory is bounded by them
+ENTRY_BYTES, KEY_BYTES = 144, 5  # of an n-gram that came once, and of each of its tokens
 CANDIDATES = 8  # matches that are compared, from the newest on
 
 
@@ -120,6 +121,10 @@ class NgramProposer:
 
     def observe(self, branch_key: BranchKey, token_ids: Sequence[int]) -> None:
         """See `Proposer`. Nothing is learnt before it is asked for."""
+
+    def most_bytes(self, branches: int, tokens: int) -> int:
+        """See `Proposer`."""
+        return branches * min(tokens, MOST_TOKENS) * (ENTRY_BYTES + KEY_BYTES * self._shortest)
 
     def drop(self, branch_key: BranchKey) -> None:
         """See `Proposer`."""

@@ -25,5 +25,8 @@ class Proposer(Protocol):
     def observe(self, branch_key: BranchKey, token_ids: Sequence[int]) -> None:
         """The branch has these tokens by now, prompt and output; called at its end as well, before `drop`."""
 
+    def most_bytes(self, branches: int, tokens: int) -> int:
+        """What it takes at most, with so many branches of so many tokens each open at once."""
+
     def drop(self, branch_key: BranchKey) -> None:
         """The branch has ended, or is forgotten. Idempotent."""

@@ -99,7 +99,14 @@ class Speculator:
     def _state(self, branch: Branch) -> Taken:
         known = self._branches.get(branch.key)
         if known is None:
+            self._forget_preempted()
             self.proposer.open(branch.key, branch.request.namespace, branch.num_prompt_tokens)
             known = branch, Taken(0.6 if self.control is None else self.control.chance)
             self._branches[branch.key] = known
         return known[1]
+
+    def _forget_preempted(self) -> None:
+        """What is remembered is of those that run, as many as there are slots: who comes back begins anew."""
+        for key in [key for key, (branch, _) in self._branches.items() if branch.slot is None]:
+            del self._branches[key]
+            self.proposer.drop(key)

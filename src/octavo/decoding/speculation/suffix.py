@@ -131,8 +131,8 @@ class SuffixProposer:
         self._branches: dict[Hashable, _Branch] = {}
         self._past: OrderedDict[Hashable, SuffixIndex] = OrderedDict()
 
-    def most_bytes(self, branches: int) -> int:
-        """Memory with that many branches at once, at most."""
+    def most_bytes(self, branches: int, tokens: int) -> int:
+        """See `Proposer`."""
         limits = self.settings
         return (branches * limits.own_nodes + limits.namespaces * limits.past_nodes) * NODE_BYTES
 

@@ -1,0 +1,81 @@
+"""What a configuration comes to for a model: limits of the scheduler, bytes of the memory plan."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from octavo.core.scheduler import SchedulerConfig
+from octavo.engine.config import EngineConfig
+from octavo.engine.disk_pages import buffered_pages
+from octavo.engine.memory import MemoryNeeds, MemoryPlan, available_memory, plan_memory
+from octavo.engine.parts import page_bytes
+from octavo.models.config import ModelConfig
+
+__all__ = ["plan_for", "scheduling_for"]
+
+DEFAULT_KV_CAP = 2 << 30  # bytes of pages that nobody asked for
+_BYTES_PER_VALUE = {"reference": 32}  # a float object and its pointer; others: float32
+
+
+def scheduling_for(config: EngineConfig, max_seq_len: int) -> SchedulerConfig:
+    """The scheduler's share of an engine configuration."""
+    return SchedulerConfig(
+        max_batched_tokens=config.max_batched_tokens,
+        max_running_requests=config.max_running_requests,
+        max_prefill_chunk=config.max_prefill_chunk,
+        max_seq_len=max_seq_len,
+        max_token_gap_ms=config.max_token_gap_ms,
+        preemption=config.preemption,
+        policy=config.policy,
+        policies=config.policy_settings(),
+    )
+
+
+def plan_for(config: EngineConfig, model: Any, backend_name: str, max_seq_len: int) -> MemoryPlan:
+    """The memory plan of a model (``octavo.models`` object) on a backend. Raises ``InvalidInput`` if it cannot fit."""
+    width = _BYTES_PER_VALUE.get(backend_name, 4)
+    activations, logits = _step_bytes(config, model, width, max_seq_len)
+    shapes = model.weight_shapes().values()
+    needs = MemoryNeeds(
+        weights=model.weight_bytes() if hasattr(model, "weight_bytes") else width * sum(map(math.prod, shapes)),
+        activations=activations,
+        workspace=logits,
+        page_bytes=page_bytes(model, config.page_size) * width // 4,
+        adapters=_adapter_bytes(config, model, width),
+        drafts=config.draft_bytes(max_seq_len),
+    )
+    return plan_memory(
+        needs,
+        page_size=config.page_size,
+        num_groups=len(model.kv_groups()),
+        max_seq_len=max_seq_len,
+        max_sequences=config.max_running_requests,
+        kv_memory=config.kv_bytes,
+        host_memory=config.host_kv_bytes,
+        disk_buffers=min(buffered_pages(needs.page_bytes), config.host_kv_bytes // needs.page_bytes)
+        if config.disk_kv
+        else 0,
+        memory_fraction=config.memory_fraction,
+        default_cap=DEFAULT_KV_CAP,
+        available=available_memory(),
+    )
+
+
+def _adapter_bytes(config: EngineConfig, model: Any, width: int) -> int:
+    """Bytes of all places for adapters."""
+    if hasattr(model, "adapter_bytes"):
+        return int(model.adapter_bytes())
+    return width * config.adapter_room.num_values(model.projections())
+
+
+def _step_bytes(config: EngineConfig, model: Any, width: int, max_seq_len: int) -> tuple[int, int]:
+    """Activations of the largest step, and its logits: what a compiled model will take; else about so."""
+    if hasattr(model, "step_bytes"):
+        activations, logits = model.step_bytes(scheduling_for(config, max_seq_len), config.page_size)
+        return activations, logits
+    c: ModelConfig = model.config
+    widest = max(c.intermediate_size, c.moe_intermediate_size * c.experts_per_token, c.num_heads * c.head_dim)
+    tokens, running = config.max_batched_tokens, config.max_running_requests
+    rows = min(tokens + running, running * 3)
+    return width * tokens * (4 * c.hidden_size + 3 * widest), width * rows * c.vocab_size
