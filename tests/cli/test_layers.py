@@ -198,7 +198,7 @@ def test_a_dry_run_shows_the_whole_plan_and_refuses_what_does_not_fit(monkeypatc
     assert code == 0, err
     for part in ("weights", "KV cache", "activations", "workspace", "requests", "supervisor", "front end", "engine"):
         assert f"  {part} " in out
-    monkeypatch.setattr("octavo.engine.loader.available_memory", lambda: 300 << 20)
+    monkeypatch.setattr("octavo.engine.sizes.available_memory", lambda: 300 << 20)
     small = ("--kv-memory", "1MiB", "--max-seq-len", "64", "--dry-run", TINY)
     assert serve(*small, "--max-request-memory", "16MiB")[0] == 0
     code, _, err = serve(*small, "--max-request-memory", "1GiB")

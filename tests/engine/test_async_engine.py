@@ -220,7 +220,9 @@ def test_work_without_progress_is_no_health(monkeypatch: pytest.MonkeyPatch) -> 
                     await asyncio.sleep(0.001)
 
             monkeypatch.setattr(core, "step", nothing_runs)
-            waiting = asyncio.create_task(read(engine, [1, 5], SamplingParams(max_tokens=2), request_id="stuck"))
+            waiting = asyncio.create_task(
+                read(engine, [1, 5], SamplingParams(max_tokens=2, ignore_eos=True), request_id="stuck")
+            )
             await pass_time(0)
             await pass_time(119)
             assert engine.health_problem() is None

@@ -13,7 +13,7 @@ from octavo.engine.llm import LLM
 from octavo.engine.output import OutputDelta
 from octavo.engine.runner import NOTHING_LEFT
 from octavo.serve.errors import ApiError
-from octavo.serve.generate import _checked
+from octavo.serve.generate import Job, _checked
 
 TINY = str(Path(__file__).resolve().parents[2] / "fixtures" / "tiny_model.json")
 CASES: list[dict[str, Any]] = [
@@ -35,5 +35,6 @@ def test_a_request_without_a_token_left_ends_with_that_reason(backend: str) -> N
 
 def test_a_client_that_asked_for_nothing_is_told_so() -> None:
     with pytest.raises(ApiError) as refusal:
-        _checked(OutputDelta("r", 0, "", (), finish_reason="error", error=f"RowError: {NOTHING_LEFT}"))
+        job = Job("r", [], SamplingParams(), timeout=9.0)
+        _checked(job, OutputDelta("r", 0, "", (), finish_reason="error", error=f"RowError: {NOTHING_LEFT}"))
     assert refusal.value.status == 400 and refusal.value.code == "nothing_left"

@@ -12,8 +12,8 @@ from live_server import live_server, metric, wait_idle
 from test_roles import COMPACT, FULL, strike, until
 
 MORE = {"logprobs": 1, "return_token_ids": True, "ignore_eos": True}
-BEAMS = {"prompt": "the fox", "max_tokens": 20, "use_beam_search": True, "n": 2, "best_of": 4, **MORE}
-RANKED = {"prompt": "the lazy", "max_tokens": 20, "n": 2, "best_of": 4, "seed": 9, **MORE}
+BEAMS = {"prompt": "the fox", "max_tokens": 60, "use_beam_search": True, "n": 2, "best_of": 4, **MORE}
+RANKED = {"prompt": "the lazy", "max_tokens": 60, "n": 2, "best_of": 4, "seed": 9, **MORE}
 ASKED: list[dict[str, Any]] = [BEAMS, {**RANKED, "echo": True, "frequency_penalty": 0.2}]
 
 
@@ -26,11 +26,11 @@ def ask(url: str, body: dict[str, Any]) -> Any:
 def test_they_come_out_the_same(layout: tuple[str, ...], seat: str) -> None:
     with live_server(*layout) as server, ThreadPoolExecutor(len(ASKED)) as later:
         undisturbed = list(later.map(partial(ask, server.url), ASKED))
-        assert [(len(choices), count) for choices, _, count in undisturbed] == [(2, 4 * 20)] * 2
+        assert [(len(choices), count) for choices, _, count in undisturbed] == [(2, 4 * 60)] * 2
         before = metric(server.url, "octavo:steps_total")
         again = [later.submit(ask, server.url, body) for body in ASKED]
         until(lambda: metric(server.url, "octavo:steps_total") >= before + 6)
-        strike(server, seat)
         assert not any(one.done() for one in again)
+        strike(server, seat)
         assert [one.result() for one in again] == undisturbed
         assert wait_idle(server.url)

@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.backends.ops import NO_ADAPTER, ForwardBatch, RowAdapters
 
-__all__ = ["AdapterPlaces", "AdapterRoom", "Factors"]
+__all__ = ["NO_ADAPTERS", "AdapterPlaces", "AdapterRoom", "Factors"]
 
 Factors = Mapping[str, tuple[Any, Any, float]]  # projection -> A [r, K], B [N, r], scale
 
@@ -24,6 +24,9 @@ class AdapterRoom:
     def num_values(self, projections: Mapping[str, Sequence[int]]) -> int:
         """What all places hold for a model with these projections (`[N, K]` each)."""
         return self.places * self.rank * sum(map(sum, projections.values()))
+
+
+NO_ADAPTERS = AdapterRoom()
 
 
 class AdapterPlaces:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends import native_lib as lib
-from octavo.backends.adapters import AdapterRoom
+from octavo.backends.adapters import NO_ADAPTERS, AdapterRoom
 from octavo.backends.capture import capture
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.native_adapters import NativePlaces, adapter_bytes
@@ -157,7 +157,7 @@ class NativeBackend(SamplingOps):
     ) -> NativeModel:
         """A model made ready for this backend, with room for adapters; `load` gives it its weights. Raises InvalidInput
         for what cannot run."""
-        room = adapters or AdapterRoom()
+        room = adapters or NO_ADAPTERS
         return NativeModel(self, model, FormatPlan(format), resolve_kv_dtype(kv_dtype, format), room)
 
     # ---- steps
@@ -250,7 +250,7 @@ class NativeModel:
     """A model over the native backend: its forward pass is a program. What else it is, the wrapped model answers."""
 
     def __init__(
-        self, backend: NativeBackend, model: Any, formats: FormatPlan, kv_dtype: str, room: AdapterRoom
+        self, backend: NativeBackend, model: Any, formats: FormatPlan, kv_dtype: str, room: AdapterRoom = NO_ADAPTERS
     ) -> None:
         self.backend, self.model, self.formats, self.kv_dtype = backend, model, formats, kv_dtype
         self.room = room

@@ -109,7 +109,7 @@ def _packages() -> Iterator[Finding]:
     for line in metadata.requires("octavo") or []:
         if "extra ==" in line or ("sys_platform" in line and sys.platform == "win32"):
             continue
-        name = line.split(";")[0].split(">")[0].split("=")[0].split("[")[0].strip()
+        name = re.split(r"[^A-Za-z0-9._-]", line.strip(), maxsplit=1)[0]
         try:
             held.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
