@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_engine import FakeEngine
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from serve_http import COMPLETIONS, events, make_app, send
@@ -53,6 +54,11 @@ def choices_of(engine: AsyncEngine, body: dict[str, Any]) -> list[dict[str, Any]
     return [found[index] for index in sorted(found)]
 
 
+def places(tokens: list[str]) -> list[int]:
+    """Where each token stands in the text; no special token is shown in it."""
+    return [0, *accumulate(0 if token.startswith("<") else len(token) for token in tokens)][:-1]
+
+
 def expected(cold: LLM, prompt: str, params: SamplingParams, special: bool) -> list[dict[str, Any]]:
     """The same of prompt_logprobs and of the output's logprobs, from an engine that keeps nothing."""
     tokenizer = cold.tokenizer
@@ -69,7 +75,7 @@ def expected(cold: LLM, prompt: str, params: SamplingParams, special: bool) -> l
                 entry and {token_text(tokenizer, t): v for t, v in (*entry.top, (entry.token_id, entry.logprob))}
                 for entry in entries
             ],
-            "text_offset": [0, *accumulate(map(len, tokens))][:-1],
+            "text_offset": places(tokens),
         }
         found.append({"text": prompt + choice.text, "finish_reason": choice.finish_reason, "logprobs": logprobs})
     return found
@@ -115,3 +121,21 @@ def test_of_a_list_every_prompt_is_echoed_with_its_own(engine: AsyncEngine, cold
         params = SamplingParams(seed=5, max_tokens=most, logprobs=1, prompt_logprobs=1)
         alone = [choice for prompt in prompts for choice in expected(cold, prompt, params, True)]
         assert choices_of(engine, body) == alone
+
+
+@settings(max_examples=40)
+@given(st.text("aé✓😀", max_size=6), st.integers(1, 6), st.booleans(), st.booleans())
+def test_a_token_has_the_place_of_its_character_in_the_text(prompt: str, most: int, echo: bool, stream: bool) -> None:
+    """Bytes are tokens here, so most begin no character of their own."""
+    body = {"prompt": "x" + prompt, "max_tokens": most, "logprobs": 0, "echo": echo, "stream": stream}
+    (choice,) = choices_of(FakeEngine(), body)  # type: ignore[arg-type]
+    output = choice["text"][len(prompt) + 1 if echo else 0 :]
+    known = choice["logprobs"].get("text_offset", [])
+    told = [] if not echo else place_of_bytes("x" + prompt, 0)
+    assert known[: len(told)] == told
+    start = len(prompt) + 1 if echo else 0
+    assert known[len(told) :] == place_of_bytes(output, start)[:most]
+
+
+def place_of_bytes(text: str, start: int) -> list[int]:
+    return [start + index for index, character in enumerate(text) for _ in character.encode()]

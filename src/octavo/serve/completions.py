@@ -8,7 +8,7 @@ from typing import Any
 from octavo.core.batch import TokenLogprobs
 from octavo.serve.answers import Reply, extras, stream_events
 from octavo.serve.generate import Choice
-from octavo.serve.logprobs import completion_logprobs, prompt_logprobs, token_text
+from octavo.serve.logprobs import TextPlaces, completion_logprobs, prompt_logprobs
 from octavo.serve.metrics import Metrics
 from octavo.serve.port import Delta, EnginePort
 from octavo.serve.prompts import Prompt
@@ -51,13 +51,13 @@ def _prompt_of(reply: Reply, index: int) -> Prompt:
 
 
 class _ChoiceWriter:
-    """Writes the pieces of one choice; keeps how far its text has come, for `text_offset`."""
+    """Writes the pieces of one choice."""
 
     def __init__(self, engine: EnginePort, reply: Reply, prompt: Prompt) -> None:
         self._tokenizer = engine.tokenizer
         self._request = reply.request
         self._prompt = prompt
-        self._offset = 0
+        self._places = TextPlaces(engine.tokenizer, reply.job.params, prompt, shown=bool(reply.request.echo))
         self.begun = False
 
     def logprobs(
@@ -71,13 +71,11 @@ class _ChoiceWriter:
             return None
         tokens: list[int] = list(token_ids)
         values: list[TokenLogprobs | None] = list(entries)
+        places = self._places.of_output(tokens)
         if self._request.echo and of_prompt is not None:
+            places = [*self._places.of_prompt(), *places]
             tokens, values = [*self._prompt.token_ids, *tokens], [*of_prompt, *values]
-        if not tokens:
-            return None
-        offset = self._offset
-        self._offset += sum(len(token_text(self._tokenizer, token)) for token in tokens)
-        return completion_logprobs(self._tokenizer, tokens, values, offset)
+        return completion_logprobs(self._tokenizer, tokens, values, places) if tokens else None
 
     def prompt_part(self, entries: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
         """The prompt's logprobs, where they were asked for by name."""
