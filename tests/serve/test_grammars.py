@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -220,3 +221,16 @@ def test_a_worker_that_is_killed_meanwhile_says_so_and_another_one_begins() -> N
         assert found == [None] * 8
     finally:
         checker.close()
+
+
+def test_workers_that_die_between_checks_leave_no_file_open() -> None:
+    checker, open_files = GrammarChecker(), []
+    try:
+        for number in range(3):
+            checker.check(Grammar("regex", f"a{{{number}}}b"))
+            open_files.append(len(os.listdir("/proc/self/fd")))
+            checker.kill()
+            os.waitid(os.P_PID, checker._worker.pid, os.WEXITED | os.WNOWAIT)  # type: ignore[union-attr]
+    finally:
+        checker.close()
+    assert len(set(open_files)) == 1, open_files

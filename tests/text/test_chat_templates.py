@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -201,6 +202,18 @@ def test_a_runner_goes_on_after_it_was_closed(chatml: Tokenizer, runner: Templat
     for _ in range(2):
         assert render_chat(chatml, USER, chat_template="{{ 1 + 1 }}", runner=runner) == "2"
         runner.close()
+
+
+def test_workers_that_die_between_renders_leave_no_file_open(chatml: Tokenizer, runner: TemplateRunner) -> None:
+    open_files = []
+    for _ in range(3):
+        assert render_chat(chatml, USER, chat_template="{{ 1 + 1 }}", runner=runner) == "2"
+        open_files.append(len(os.listdir("/proc/self/fd")))
+        worker = runner._worker
+        assert worker is not None
+        worker.kill()
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    assert len(set(open_files)) == 1, open_files
 
 
 def test_models_without_a_template_get_a_named_one(chatml: Tokenizer, space_mark: Tokenizer) -> None:

@@ -74,6 +74,7 @@ class TemplateRunner:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._worker is not None and self._owner == os.getpid() and self._worker.poll() is None:
             return self._worker
+        self._stop()
         command = [sys.executable, str(_WORKER)]
         pipe = subprocess.PIPE
         self._worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)

@@ -83,6 +83,7 @@ class GrammarChecker:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._worker is not None and self._worker.poll() is None:
             return self._worker
+        self._stop()
         command = [sys.executable, "-m", "octavo.decoding.grammar.check_worker"]
         path = os.pathsep.join(entry for entry in sys.path if entry)
         pipe = subprocess.PIPE
