@@ -234,7 +234,7 @@ class Hand:
         """The answer is that of the content, or nobody knows the name any more."""
         body, right = self.its.case(self.name, content, self.dice.randrange(len(self.its.prompts)))
         told = await ask(self.its.world.address, body, right=right)
-        gone = told.how in ("refused", "error") and re.search("^404|no adapter with this content", told.detail)
+        gone = told.how in ("refused", "error") and re.search("^404|was unloaded", told.detail)
         assert told.how == "right" or gone, (self.name, content, told.how, told.detail)
         self.asked += told.how == "right"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, refusing
 from live_server import live_server, wait_idle
 from serve_http import check_error, make_app, send
 from test_guard import with_admin
@@ -40,8 +40,32 @@ def test_an_adapter_is_asked_for_by_its_name_as_the_model(path, body):
         answer = send(app, "POST", path, json={**body, "model": model} if model else body)
         assert (answer.status_code, engine.adapted[-1]) == (200, adapter)
         assert answer.json()["model"] == named
-    assert send(app, "POST", path, json={**body, "model": "german"}).status_code == 404
+    refused = send(app, "POST", path, json={**body, "model": "german"})
+    assert refused.status_code == 404 and "served are fake, french." in refused.text
     assert len(engine.adapted) == 3
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_an_adapter_that_is_unloaded_before_the_engine_takes_the_request_in_is_a_404(path, body):
+    engine = refusing("adapter")
+    engine.served["french"] = FRENCH
+    asked = {**body, "model": "french"}
+    refused = send(make_app(engine), "POST", path, json=asked)
+    assert refused.status_code == 404 and "was unloaded" in refused.text
+    assert "was unloaded" in send(make_app(engine), "POST", path, json={**asked, "stream": True}).text
+
+
+def test_a_refusal_names_a_few_of_many_adapters():
+    served = {name: ServedAdapter(name, "", "0123", 8) for name in map("a{}".format, range(1000))}
+    message = check_error(send(make_app(FakeEngine(served=served)), "GET", "/v1/models/german"), 404)["message"]
+    assert "fake, a0, a1" in message and "993 others" in message and len(message) < 200
+
+
+@pytest.mark.parametrize("path", ["/api/tags", "/api/ps"])
+def test_ollama_lists_adapters_beside_the_model(path):
+    base, card = send(make_app(FakeEngine(served={"french": FRENCH})), "GET", path).json()["models"]
+    assert (base["name"], card["name"], card["model"], card["digest"]) == ("fake", "french", "french", "0123")
+    assert card["details"]["parent_model"] == "fake" and card["size"] == base["size"]
 
 
 def test_adapters_are_models_whose_parent_is_the_model():

@@ -6,6 +6,7 @@ A message names field, value and remedy. It never holds request text, a file pat
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from starlette.responses import Response
 from octavo.core.admission import Refusal
 from octavo.core.errors import InvalidInput, shorten
 
-__all__ = ["ApiError", "Error", "from_invalid_input", "from_validation", "invalid", "refused", "safe_name"]
+__all__ = ["ApiError", "Error", "from_invalid_input", "from_validation", "invalid", "no_such_model", "refused"]
+__all__ += ["safe_name"]
+_MOST_NAMED = 8  # models, where one is refused
 
 _KINDS = {
     400: "invalid_request_error",
@@ -91,6 +94,15 @@ def refused(refusal: Refusal) -> ApiError:
 def safe_name(name: str) -> str:
     """A field name fit for a message: short and plain, or a placeholder."""
     return name if _NAME.fullmatch(name) else "(unprintable name)"
+
+
+def no_such_model(served: Sequence[str]) -> ApiError:
+    """The refusal of a name; it tells some of those that are ``served``."""
+    more = len(served) - _MOST_NAMED
+    others = f" and {more} others, see /v1/models" if more > 0 else ""
+    names = f"{'is' if len(served) == 1 else 'are'} {', '.join(served[:_MOST_NAMED])}{others}"
+    message = f"model: there is no such model here; served {names}."
+    return ApiError(404, message, param="model", code="model_not_found")
 
 
 def from_invalid_input(error: InvalidInput) -> ApiError:

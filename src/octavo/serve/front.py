@@ -35,7 +35,7 @@ from octavo.serve.answers import Reply
 from octavo.serve.body import read_json
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
-from octavo.serve.errors import ApiError, invalid
+from octavo.serve.errors import ApiError, invalid, no_such_model
 from octavo.serve.forms import answer_of, check_answer, note_strict
 from octavo.serve.generate import Job, collect
 from octavo.serve.grammar_door import GrammarDoor
@@ -224,8 +224,7 @@ class Front:
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here."""
         if name is not None and name not in self.models():
-            message = f"model: there is no such model here; served is {self.model}."
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise no_such_model([self.model, *(adapter.name for adapter in self.engine.adapters())])
 
     def models(self) -> dict[str, ServedAdapter | None]:
         """What may be asked for, by name: the model (None), and its adapters."""

@@ -37,6 +37,7 @@ _NOTHING_LEFT = (
 
 __all__ = ["Choice", "Job", "collect", "run"]
 
+_UNLOADED = "model: this adapter was unloaded before the request came to the engine."
 _ENGINE_FAILED = "The engine failed on this request; send it again, and look at the server's log if it happens twice."
 
 
@@ -297,6 +298,8 @@ def _too_late(job: Job) -> ApiError:
 def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, InvalidInput) and error.field == "adapter":
+        return ApiError(404, _UNLOADED, param="model", code="model_not_found")
     if isinstance(error, InvalidInput):
         return from_invalid_input(error)
     return ApiError(500, _ENGINE_FAILED, code="engine_error")

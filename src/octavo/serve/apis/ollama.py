@@ -172,23 +172,23 @@ class _Ollama:
 
     async def tags(self, http: Request) -> Response:
         """GET /api/tags: the models that there are."""
-        return json_response({"models": [self._card()]})
+        return json_response({"models": self._cards()})
 
     async def running(self, http: Request) -> Response:
         """GET /api/ps: the models that are loaded."""
-        return json_response({"models": [{**self._card(), "context_length": self._front.engine.max_seq_len}]})
+        length = self._front.engine.max_seq_len
+        return json_response({"models": [{**card, "context_length": length} for card in self._cards()]})
 
-    def _card(self) -> dict[str, Any]:
+    def _cards(self) -> list[dict[str, Any]]:
+        """The model, and its adapters."""
         since = datetime.fromtimestamp(self._front.started, timezone.utc).isoformat()
+        base = {"modified_at": since, "size": self._front.engine.model_bytes, "digest": "", "details": _DETAILS}
         name = self._front.model
-        return {
-            "name": name,
-            "model": name,
-            "modified_at": since,
-            "size": self._front.engine.model_bytes,
-            "digest": "",
-            "details": _DETAILS,
-        }
+        made_of = {**_DETAILS, "parent_model": name}
+        return [{"name": name, "model": name, **base}] + [
+            {**base, "name": each.name, "model": each.name, "digest": each.digest, "details": made_of}
+            for each in self._front.engine.adapters()
+        ]
 
     @described(ShowRequest, names=SHOW)
     async def show(self, http: Request) -> Response:

@@ -13,7 +13,6 @@ from octavo.serve.chat import chat_events, chat_whole
 from octavo.serve.completions import completion_events, completion_whole
 from octavo.serve.described import described
 from octavo.serve.dialects import json_response
-from octavo.serve.errors import ApiError
 from octavo.serve.front import Front, Order, is_small
 from octavo.serve.known_names import GENERATION
 from octavo.serve.prompts import count_prompts
@@ -63,11 +62,9 @@ class _OpenAI:
 
     async def one_model(self, http: Request) -> Response:
         """GET /v1/models/{id}."""
-        found, name = self._front.models(), http.path_params["model"]
-        if name not in found:
-            message = f"There is no such model here; served is {self._front.model}."
-            raise ApiError(404, message, code="model_not_found")
-        adapter = found[name]
+        name = http.path_params["model"]
+        self._front.check_model(name)
+        adapter = self._front.models()[name]
         return json_response(self._card() if adapter is None else self._adapter_card(adapter))
 
     def _adapter_card(self, adapter: ServedAdapter) -> dict[str, Any]:
