@@ -27,6 +27,7 @@ from octavo.serve.batches.files import shown_name
 from octavo.serve.batches.folder import Folder
 from octavo.serve.batches.form import Form
 from octavo.serve.batches.lines import body_of, read_lines
+from octavo.serve.batches.records import new_batch
 from octavo.serve.errors import ApiError
 
 _Result = TypeVar("_Result")
@@ -602,3 +603,29 @@ def test_what_a_batch_does_not_know_is_named(place: str) -> None:
     assert answer.headers["x-octavo-warnings"] == "output_expires_after, metadate"
     assert "metadata" in answer.json()["warnings"][1]["message"]
     check_error(send(app, "POST", "/v1/batches", json={**asked, "metadata": {"a": "x" * 513}}), 400, "metadata")
+
+
+def test_a_batch_has_used_what_its_lines_have() -> None:
+    about = {"endpoint": CHAT, "input_file_id": "f", "model": "m"}
+    batch = new_batch("", ("24h", 86_400), **about)
+    chat = {
+        "prompt_tokens": 2,
+        "completion_tokens": 5,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    response = {
+        "input_tokens": 3,
+        "output_tokens": 6,
+        "total_tokens": 9,
+        "output_tokens_details": {"reasoning_tokens": 4},
+    }
+    for usage in (chat, {**chat, "completion_tokens_details": {"reasoning_tokens": 3}}, response):
+        batch.count({"response": {"status_code": 200, "body": {"usage": usage}}})
+    assert batch.told()["usage"] == {
+        "input_tokens": 7,
+        "output_tokens": 16,
+        "total_tokens": 23,
+        "input_tokens_details": {"cached_tokens": 2},
+        "output_tokens_details": {"reasoning_tokens": 7},
+    }

@@ -201,6 +201,28 @@ def test_thoughts_are_apart_from_the_answer() -> None:
     assert "<assistant>ba\n" in prompt_of({"messages": earlier}, THINKS)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_thought_are_in_the_usage(stream: bool) -> None:
+    def usage(path: str, **body: Any) -> dict[str, Any]:
+        made = engine("so it is\n</think>\n\nYes.", THINKS)
+        answer = post(path, {**body, "stream": stream}, engine=made)
+        assert answer.status_code == 200, answer.text
+        if not stream:
+            return dict(answer.json()["usage"])
+        parts = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        found = [event.get("response", event).get("usage") for event in parts]
+        return dict(next(filter(None, reversed(found))))
+
+    size = len("so it is\n</think>")
+    told = {"stream_options": {"include_usage": True}} if stream else {}
+    for more, count in (({"n": 2}, 2 * size), ({"max_tokens": 5}, 5), ({"include_reasoning": False}, size)):
+        found = usage(CHAT, messages=USER, **told, **more)
+        assert found["completion_tokens_details"]["reasoning_tokens"] == count, more
+    assert "completion_tokens_details" not in usage(CHAT, messages=USER, separate_reasoning=False, **told)
+    assert usage("/v1/responses", input="a")["output_tokens_details"]["reasoning_tokens"] == size
+    assert usage("/v1/messages", messages=USER, max_tokens=99)["output_tokens_details"] == {"thinking_tokens": size}
+
+
 # -- what is enforced
 
 

@@ -12,7 +12,9 @@ from octavo.core.errors import InvalidInput
 from octavo.decoding.answer import AnswerForm, AnswerReader
 from octavo.decoding.pieces import Call, Whole, whole
 from octavo.decoding.reasoning import FORMATS, ReasoningFormat, format_named, format_of
+from octavo.decoding.reasoning.counter import ThoughtCounter
 from octavo.decoding.tools import DIALECTS, written
+from octavo.tokenizers.simple import SimpleTokenizer
 
 THINK = FORMATS["think"]
 
@@ -69,3 +71,27 @@ def test_a_template_tells_its_marks() -> None:
     assert THINK.is_open("x<think>\n") and not THINK.is_open("<think>\n\n</think>\n\n")
     with pytest.raises(InvalidInput, match="think"):
         format_named("no")
+
+
+SPELLED = ["<", "think>", "</think>", "</thi", "nk>", "a", " ", "\n", "k>\nA", "<think>a", "<0xC3>", "<0xA9>", "<eos>"]
+TOKENS = SimpleTokenizer(SPELLED, kind="bytes", eos=["<eos>"], special=["</think>"])
+IDS = st.lists(st.integers(0, len(SPELLED) - 1), max_size=12)
+
+
+@given(IDS, st.booleans(), st.booleans(), st.integers(0, 12))
+def test_tokens_of_thought_are_counted_up_to_the_one_that_closes_them(
+    ids: list[int], is_open: bool, skip: bool, cut: int
+) -> None:
+    def count(groups: list[list[int]]) -> int:
+        counter = ThoughtCounter(THINK, TOKENS, is_open=is_open, skip_special=skip)
+        for group in groups:
+            counter.push(group)
+        return counter.count
+
+    texts = [TOKENS.decode(ids[:size], skip_special_tokens=skip) for size in range(len(ids) + 1)]
+    begins = len(texts[-1]) - len(texts[-1].lstrip(" \n"))
+    has_thoughts = is_open or texts[-1].startswith("<think>", begins)
+    inside = begins + len("<think>") if texts[-1].startswith("<think>", begins) else begins
+    closed = (size for size, text in enumerate(texts) if "</think>" in text[inside:])
+    expected = next(closed, len(ids)) if has_thoughts else 0
+    assert count([ids]) == count([[token] for token in ids]) == count([ids[:cut], ids[cut:]]) == expected

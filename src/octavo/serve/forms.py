@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from octavo.core.errors import InvalidInput
@@ -16,6 +17,7 @@ from octavo.decoding.answer_grammar import answer_grammar
 from octavo.decoding.grammar.definition import definition
 from octavo.decoding.pieces import Piece, Whole, whole
 from octavo.decoding.reasoning import ReasoningFormat, format_named, format_of
+from octavo.decoding.reasoning.counter import ThoughtCounter
 from octavo.serve.config import ServeConfig
 from octavo.serve.errors import ApiError, from_invalid_input, invalid
 from octavo.serve.known_names import NO_THINKING
@@ -28,7 +30,7 @@ from octavo.serve.turns import tool_dialect
 from octavo.tokenizers.base import Tokenizer
 from octavo.tokenizers.chat import template_of
 
-__all__ = ["PLAIN", "Reading", "answer_of", "call_id", "check_answer", "ended", "note_strict"]
+__all__ = ["PLAIN", "Reading", "answer_of", "call_id", "check_answer", "counter_of", "ended", "note_strict"]
 __all__ += ["parsed", "read_whole", "reasoning_format"]
 
 PLAIN = AnswerForm()
@@ -143,6 +145,14 @@ def reading_marks(params: SamplingParams, form: AnswerForm, tokenizer: Tokenizer
     if not any(mark in tokenizer.special_tokens for mark in marks):
         return params
     return replace(params, skip_special_tokens=False)
+
+
+def counter_of(form: AnswerForm, params: SamplingParams, tokenizer: Tokenizer) -> Callable[[], ThoughtCounter] | None:
+    """What counts the thoughts of a choice; None where there are none."""
+    if form.reasoning is None:
+        return None
+    skip = params.skip_special_tokens
+    return partial(ThoughtCounter, form.reasoning, tokenizer, is_open=form.is_open, skip_special=skip)
 
 
 class Reading:

@@ -36,7 +36,7 @@ from octavo.serve.body import read_json
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError, invalid, no_such_model
-from octavo.serve.forms import answer_of, check_answer, note_strict
+from octavo.serve.forms import answer_of, check_answer, counter_of, note_strict
 from octavo.serve.generate import Job, collect
 from octavo.serve.grammar_door import GrammarDoor
 from octavo.serve.guard import KEY
@@ -381,6 +381,7 @@ class Front:
             window=order.window,
             constrained_by=order.constrained_by,
         )
+        job.counter = counter_of(form, order.params, self.engine.tokenizer)
         adapter = None if body.model is None else self.models().get(body.model)
         job.adapter = "" if adapter is None else adapter.digest
         model = self.model if adapter is None else adapter.name

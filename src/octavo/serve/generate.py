@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
+from octavo.decoding.reasoning.counter import ThoughtCounter
 from octavo.engine.constraints import CANNOT_FOLLOW
 from octavo.engine.runner import NOTHING_LEFT
 from octavo.serve.best import Best
@@ -59,6 +60,8 @@ class Job:
     cached_tokens: dict[int, int] = field(default_factory=dict)  # prompt -> tokens from the prefix cache
     output_tokens: dict[tuple[int, int], int] = field(default_factory=dict)  # (prompt, candidate) -> tokens so far
     drafts: tuple[int, int] = (0, 0)  # of those that have ended, and drawn ones among them
+    counter: Callable[[], ThoughtCounter] | None = None  # of one candidate's thoughts, where there may be any
+    thoughts: dict[tuple[int, int], ThoughtCounter] = field(default_factory=dict)  # by (prompt, candidate)
     started: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
     interrupt: Callable[[ApiError], None] | None = None  # while it runs: ends it
@@ -90,13 +93,20 @@ class Job:
         prompt = sum(len(item.token_ids) for item in self.prompts)
         output = sum(self.output_tokens.values())
         cached = PromptTokensDetails(sum(self.cached_tokens.values()))
-        drafted, accepted = self.drafts
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=output,
             total_tokens=prompt + output,
             prompt_tokens_details=cached,
-            completion_tokens_details=CompletionTokensDetails(accepted, drafted - accepted) if drafted else UNSET,
+            completion_tokens_details=self._details(),
+        )
+
+    def _details(self) -> CompletionTokensDetails | UnsetType:
+        drafted, accepted = self.drafts
+        if not drafted and self.counter is None:
+            return UNSET
+        return CompletionTokensDetails(
+            sum(counter.count for counter in self.thoughts.values()), accepted, drafted - accepted
         )
 
 
@@ -278,6 +288,10 @@ def _checked(job: Job, delta: Delta) -> Delta:
 def _count(job: Job, prompt: int, delta: Delta) -> None:
     candidate = prompt, delta.choice
     job.output_tokens[candidate] = job.output_tokens.get(candidate, 0) + len(delta.token_ids)
+    if job.counter is not None:
+        if candidate not in job.thoughts:
+            job.thoughts[candidate] = job.counter()
+        job.thoughts[candidate].push(delta.token_ids)
     if len(delta.spent) > 2:
         job.drafts = job.drafts[0] + int(delta.spent[2]), job.drafts[1] + int(delta.spent[3])
     if delta.choice == 0:

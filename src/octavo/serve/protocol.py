@@ -138,10 +138,11 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Of tokens guessed ahead, those that were drawn and those that were not."""
+    """Of the output, the tokens of thought; of tokens guessed ahead, those that were drawn and those that were not."""
 
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
+    reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(Struct, kw_only=True):

@@ -22,7 +22,8 @@ class ReasoningSplitter:
         self._pieces: list[Piece] = []
         self._blanks = ""
         self._parse = self._answer()
-        self.thinking = is_open
+        self.thought = is_open  # whether there are thoughts
+        self.answering = False  # whether they are over, if there are any
 
     def push(self, text: str) -> list[Piece]:
         """What this piece of the answer decides."""
@@ -45,11 +46,12 @@ class ReasoningSplitter:
             blanks = yield from feed.while_in(BLANKS)
         # a model may repeat the mark that the template has written
         if (yield from feed.skips(self._marks.opens)) or self._is_open:
-            self.thinking, blanks = True, ""
+            self.thought, blanks = True, ""
             yield from feed.while_in(BLANKS)
             yield from feed.up_to((self._marks.closes,), self._think)
-            self.thinking = False
+            self.answering = True
             yield from feed.while_in(BLANKS)
+        self.answering = True
         if blanks:
             self._say(blanks)
         yield from feed.up_to((), self._say)

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from msgspec import UNSET
+
 from octavo.decoding.pieces import Piece
 from octavo.serve.answers import Reply
 from octavo.serve.dialects import named_event
@@ -116,9 +118,12 @@ def _usage(reply: Reply) -> dict[str, Any]:
     """Tokens so far. Those that came from the prefix cache are counted apart, as Anthropic does."""
     usage = reply.job.usage()
     cached = usage.prompt_tokens_details.cached_tokens
+    details = usage.completion_tokens_details
+    thoughts = {} if details is UNSET else {"output_tokens_details": {"thinking_tokens": details.reasoning_tokens}}
     return {
         "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": usage.completion_tokens,
+        **thoughts,
     }

@@ -167,12 +167,12 @@ def _failed(reply: Reply, error: ApiError) -> dict[str, Any]:
 def _body(reply: Reply, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
     """The response object, echoing what was asked for."""
     asked, usage = reply.request.request, reply.job.usage()
-    drafts = usage.completion_tokens_details
+    details = usage.completion_tokens_details
     counted = {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0, **({} if drafts is UNSET else asdict(drafts))},
+        "output_tokens_details": {"reasoning_tokens": 0} if details is UNSET else asdict(details),
         "total_tokens": usage.total_tokens,
     }
     echoed = ("instructions", "max_output_tokens", "previous_response_id", "top_logprobs")

@@ -71,7 +71,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     def _usage(self) -> dict[str, Any]:
         told: dict[str, Any] = {name: self.tokens.get(name, 0) for name, _ in _USAGE}
         told["input_tokens_details"] = {"cached_tokens": self.tokens.get("cached_tokens", 0)}
-        return {**told, "output_tokens_details": {"reasoning_tokens": 0}}
+        return {**told, "output_tokens_details": {"reasoning_tokens": self.tokens.get("reasoning_tokens", 0)}}
 
     def count(self, line: dict[str, Any]) -> None:
         """A line of a journal: one request is done."""
@@ -84,6 +84,8 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
         used = {name: usage.get(name, usage.get(other, 0)) for name, other in _USAGE}
         used["cached_tokens"] = details.get("cached_tokens", 0)
+        of_output = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
+        used["reasoning_tokens"] = of_output.get("reasoning_tokens", 0)
         self.tokens = {name: self.tokens.get(name, 0) + value for name, value in used.items()}
 
 
