@@ -26,6 +26,7 @@ SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 ODD = {"type": "array", "uniqueItems": True}
+LOOSE = {"schema": ODD, "strict": False}  # what cannot be enforced is refused all the same
 AS_SCHEMA = Grammar("json_schema", json.dumps(SCHEMA, ensure_ascii=False))
 AS_TAG = Grammar("structural_tag", json.dumps(TAG, ensure_ascii=False))
 ASKED: list[tuple[dict[str, Any], Grammar | None]] = [
@@ -33,6 +34,7 @@ ASKED: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"response_format": {"type": "json_object"}}, Grammar("json_object")),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, AS_SCHEMA),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": True}}}, AS_SCHEMA),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}}, AS_SCHEMA),
     ({"response_format": {"type": "structural_tag", **TAG}}, None),  # below: its type stays in it
     ({"structured_outputs": {"json": SCHEMA}}, AS_SCHEMA),
     ({"structured_outputs": {"json": json.dumps(SCHEMA, ensure_ascii=False)}}, AS_SCHEMA),
@@ -133,7 +135,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # what is blamed, and a word
     ({"json_schema": ODD}, "json_schema", "uniqueItems: this keyword is not supported"),
     ({"json_schema": {"properties": {"secret": {"not": {}}}}}, "json_schema", "not: this keyword"),
     ({"json_schema": {"$ref": "http://x/y"}}, "json_schema", "within the schema"),
-    ({"json_schema": {"$ref": "#"}}, "json_schema", "nothing can be said"),
+    ({"json_schema": {"$ref": "#"}}, "json_schema", "nothing fits"),
+    ({"json_schema": {"multipleOf": 999_983}}, "json_schema", "multipleOf: with what is beside it, it needs an"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}},
+        "response_format",
+        "strict",
+    ),
     ({"json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}, "json_schema", "nothing fits"),
     ({"json_schema": {"enum": list(range(2049))}}, "json_schema", "2048"),
     ({"json_schema": {"enum": list(range(100_000))[:9000]}}, "json_schema", "4096"),
@@ -141,6 +149,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # what is blamed, and a word
     ({"structural_tag": {"format": {"type": "magic"}}}, "structural_tag", "const_string"),
     ({"structural_tag": {"structures": [], "triggers": []}}, "structural_tag", "1 to"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": ODD}}}, "response_format", "uniqueItems"),
+    ({"response_format": {"type": "json_schema", "json_schema": LOOSE}}, "response_format", "uniqueItems"),
     ({"structured_outputs": {"json": ODD}}, "structured_outputs.json", "uniqueItems"),
     ({"structured_outputs": {"json": None, "regex": "["}}, "structured_outputs.regex", "well-formed"),
     ({"guided_json": ODD}, "guided_json", "uniqueItems"),

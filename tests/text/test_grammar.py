@@ -171,6 +171,12 @@ def test_a_model_without_an_end_token_has_no_grammars():
         GrammarCompiler(SimpleTokenizer(["a", "b"]), 2, []).matcher(Grammar("regex", "a"))
 
 
+@given(st.integers(0, 10**6))
+def test_any_object_is_an_object(seed):
+    ids, ended = walk(Grammar("json_object"), random.Random(seed), most=200, haste=0.5)
+    assert not ended or isinstance(json.loads(text_of(ids)), dict)
+
+
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 3 * PRICES[0]))
 def test_compiled_grammars_are_kept_up_to_a_number_and_a_sum(asked, most, room):
     """The last ones asked for, as many as both bounds allow, and the very last one in any case."""

@@ -19,7 +19,7 @@ from octavo.decoding.grammar import GrammarCompiler, Matcher
 from octavo.decoding.pieces import Call, Whole, whole
 from octavo.decoding.reasoning import FORMATS
 from octavo.decoding.tools import DIALECTS, ToolDialect, written
-from octavo.decoding.tools.grammar import Tool
+from octavo.decoding.tools.grammar import Tool, _schema
 from octavo.tokenizers.simple import SimpleTokenizer
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
@@ -150,3 +150,9 @@ def test_python_calls_take_plain_objects_alone() -> None:
         with pytest.raises(InvalidInput, match="parameters"):
             answer_grammar(form, [Tool("f", {"type": "object", **odd})], PLAIN, required=True, budget=None)
     assert Whole() == whole([])
+
+
+def test_arguments_that_could_never_end_are_not_offered():
+    endless = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}
+    written = _schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": endless}})
+    assert json.loads(written.removeprefix("%json "))["properties"] == {"a": False}

@@ -109,6 +109,8 @@ def _in_format(param: str, value: Any) -> Grammar | None:
     if not isinstance(asked, dict) or "schema" not in asked:
         raise invalid(param, "json_schema must be an object with name and schema")
     _check_names(param, asked, _SCHEMA_NAMES)
+    if not isinstance(asked.get("strict"), (bool, type(None))):
+        raise invalid(param, "json_schema.strict must be true or false")
     return _schema(param, asked["schema"])
 
 

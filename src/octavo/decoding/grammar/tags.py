@@ -161,7 +161,7 @@ def _quoted(place: str, value: Any, *, empty: bool = False) -> str:
 
 
 def _json(place: str, schema: Any) -> str:
-    checked_schema(json.dumps(schema))
+    schema = checked_schema(json.dumps(schema))
     if not isinstance(schema, dict):
         raise InvalidInput(place, None, "give a schema: an object")
     return "%json " + json.dumps({**schema, **_STYLE})

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.errors import InvalidInput
+from octavo.decoding.grammar.schema import ending
 from octavo.decoding.tools.dialects import ToolDialect
 
 __all__ = ["ANY_TEXT", "Tool", "calls_grammar", "literal"]
@@ -103,7 +104,7 @@ def _schema(schema: Any, within: Mapping[str, Any] | None = None) -> str:
     if not isinstance(schema, Mapping):
         schema = {} if schema is True else {"not": {}}
     shared = {name: within[name] for name in ("$defs", "definitions") if within is not None and name in within}
-    return "%json " + json.dumps({**shared, **schema, "x-guidance": _SPELLING})
+    return "%json " + json.dumps({**ending({**shared, **schema}), "x-guidance": _SPELLING})
 
 
 def _keywords(index: int, tool: Tool) -> list[str]:
