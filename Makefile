@@ -29,7 +29,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak soak-null front-cost format clean fairness iteration-level clients schemathesis test-grammars
+.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak soak-null front-cost format clean fairness iteration-level clients schemathesis test-grammars test-beams
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -73,6 +73,9 @@ test-rest: $(VENV)/.installed-dev ## all other tests
 
 test-grammars: $(VENV)/.installed-dev ## the JSON-schema suite whole: every schema from eight seeds, two vocabularies
 	OCTAVO_SCHEMAS=all $(BIN)/python -m pytest -q tests/text/test_json_schemas.py
+
+test-beams: $(VENV)/.installed-dev $(VENV)/.native test-models ## beam search of all 50 prompts of the golden file, against what transformers found
+	OCTAVO_BEAMS=all $(BIN)/python -m pytest -q tests/engine/test_beam_golden.py
 
 test-browser: $(VENV)/.installed-dev $(VENV)/.native ## the page at / in headless Chromium, which must be there (CHROMIUM=)
 	@$(PIP) $(EDITABLE) '.[browser]'
