@@ -84,7 +84,7 @@ def environment(folder: Path, packages: list[str]) -> Path:
 
 def write_tokenizer(model: str, folder: Path) -> None:
     """The model's tokenizer as clients of the hub read it."""
-    from octavo.engine.loader import load_tokenizer
+    from octavo.engine.vocabulary import load_tokenizer
     from octavo.weights.store import ModelStore
 
     tokenizer = load_tokenizer(str(ModelStore().resolve(model).path))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import math
 import os
-import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +26,7 @@ from octavo.engine.parts import ModelParts, build_core, check_tensors, parts_fro
 from octavo.engine.recorder import Recorder
 from octavo.engine.sizes import plan_for, scheduling_for
 from octavo.engine.threads import limit_threads
+from octavo.engine.vocabulary import no_collections, seed_source, tokenizer_in
 from octavo.models.config import ModelConfig
 from octavo.models.pooling import Pooling
 from octavo.models.registry import build_model
@@ -37,9 +35,7 @@ __all__ = [
     "LoadedEngine",
     "load_engine",
     "load_parts",
-    "load_tokenizer",
     "plan_engine",
-    "seed_source",
 ]
 
 _SAMPLE = 1000  # characters
@@ -73,7 +69,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     anything large is allocated, and whatever the model store raises for a model that cannot be fetched.
     """
     limit_threads(config.threads, say)
-    with _no_collections():
+    with no_collections():
         source = _open(config)
         try:
             config = source.with_format(config, say)
@@ -126,21 +122,9 @@ def _record(core: EngineCore, config: EngineConfig, parts: ModelParts, say: Say)
     core.recorder = Recorder(config.record, core.scheduler.timeline, facts, say)
 
 
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """A vocabulary is millions of objects without a cycle: looking for one again and again takes a tenth of loading."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def plan_engine(config: EngineConfig, *, say: Say = print) -> MemoryPlan:
     """What ``load_engine`` would hold, from headers and shapes alone. Raises ``InvalidInput`` where it does not fit."""
-    with _no_collections():
+    with no_collections():
         source = _open(config)
         try:
             return _plan(source.with_format(config, say), source)[0]
@@ -155,29 +139,6 @@ def load_parts(config: EngineConfig) -> ModelParts:
         return replace(source.load(source.with_format(config, lambda line: None)), lookup=config.lookup)
     finally:
         source.close()
-
-
-def load_tokenizer(source: str) -> Any:
-    """The tokenizer of a `LoadedEngine.source`, without the model."""
-    from octavo.weights.names import open_weights
-
-    path = Path(source)
-    with _no_collections():
-        if path.suffix == ".json":
-            return load_fixture(path).tokenizer
-        if path.is_dir():
-            return _tokenizer(path, None)
-        weights = open_weights(path)
-        try:
-            return _tokenizer(path, weights)
-        finally:
-            weights.close()
-
-
-def _tokenizer(path: Path, weights: Any) -> Any:
-    from octavo.tokenizers.load import from_folder, from_gguf_metadata
-
-    return from_folder(path) if path.is_dir() else from_gguf_metadata(weights.metadata)
 
 
 def _pooling(path: Path, weights: Any) -> Pooling:
@@ -280,7 +241,7 @@ class _FileSource(_Source):
         shapes = {name: self.weights.info(name).shape for name in self.weights.names()}
         expected = model.weight_shapes()
         check_tensors(shapes, expected, model_config.tie_word_embeddings)
-        tokenizer = _tokenizer(
+        tokenizer = tokenizer_in(
             self.path, self.weights
         )  # first: what building it took is free again when memory is fullest
         handles: dict[str, Any] = {}
@@ -331,9 +292,3 @@ def _open(config: EngineConfig) -> _Source:
 
     found = ModelStore(config.cache_dir or None, config.offline).resolve(config.model)
     return _FileSource(found.name, found.path)
-
-
-def seed_source(seed: int) -> Callable[[], int]:
-    """Seeds for requests that bring none: a sequence fixed by ``seed``, or a different one in every run for 0."""
-    rng = random.Random(seed) if seed else random.SystemRandom()
-    return lambda: rng.getrandbits(63)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from octavo.core.errors import InvalidInput
 from octavo.engine.config import EngineConfig
-from octavo.serve.batches.folder import Folder
 from octavo.serve.config import ServeConfig
 from octavo.serve.keys import read_keys
 from octavo.serve.logs import set_up_logging
@@ -35,6 +34,8 @@ def serve(engine_config: EngineConfig, config: ServeConfig, say: Callable[[str],
         with operator_socket(Path(config.admin_socket)):
             pass  # the same
     if config.batch_dir:
+        from octavo.serve.batches.folder import Folder
+
         Folder(config.batch_dir).close()
     listener = _listen(config)
     config = as_bound(config, listener)

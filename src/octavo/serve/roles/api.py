@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from octavo.core.errors import OctavoError
-from octavo.engine.loader import load_tokenizer, seed_source
+from octavo.engine.vocabulary import EarlyTokenizer, seed_source
 from octavo.serve.app import create_app
 from octavo.serve.errors import ApiError
 from octavo.serve.front import Front
@@ -87,8 +87,10 @@ class _FrontEnd:
         control = LoopSocket(self.child.control, partial(_or_die, self._told))
         control.send(self.child.link.pack(Beat(), self.child.epoch))
         beats = asyncio.ensure_future(self._beat())
+        settings = self.child.settings
+        early = None if settings.is_full else EarlyTokenizer(settings.engine)
         try:
-            return 0 if await self._serve(await self._known, control) else 1
+            return 0 if await self._serve(await self._known, early, control) else 1
         except asyncio.CancelledError:
             return 0  # told to end before anybody was let in
         finally:
@@ -97,12 +99,11 @@ class _FrontEnd:
                 self._hang_up(seat)
             control.detach()
 
-    async def _serve(self, facts: EngineFacts, control: LoopSocket) -> bool:
+    async def _serve(self, facts: EngineFacts, early: EarlyTokenizer | None, control: LoopSocket) -> bool:
         """Serve HTTP to the end; False if it could not be begun, which the log explains."""
         settings = self.child.settings
         draw_seed = seed_source(settings.engine.seed)
-        told = ToldTokenizer(facts.traits, facts.num_words)
-        tokenizer = told if settings.is_full else load_tokenizer(facts.source)
+        tokenizer = early.take(facts.source) if early else ToldTokenizer(facts.traits, facts.num_words)
         self.engine = RemoteEngine(
             facts,
             tokenizer,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import zmq
 
 from octavo.core.errors import OctavoError
-from octavo.engine.loader import load_tokenizer
+from octavo.engine.vocabulary import EarlyTokenizer
 from octavo.serve.links.messages import (
     ApiHello,
     Beat,
@@ -56,6 +56,7 @@ class _Detokenizer:
     def run(self) -> None:
         """Until it is told to end."""
         self.child.tell(Beat())  # it can be told of an engine
+        self._early = EarlyTokenizer(self.child.settings.engine)
         while not self._draining:
             self.child.progress = time.monotonic()
             self._poller.poll(round(1000 * self.child.settings.beat))
@@ -96,7 +97,7 @@ class _Detokenizer:
         self._engine.send_multipart(self.link.pack(Join(), self.child.epoch, up.epoch), zmq.NOBLOCK)
 
     def _begin(self, facts: EngineFacts) -> None:
-        self.side.tokenizer, self.side.eos_ids = load_tokenizer(facts.source), facts.eos_ids
+        self.side.tokenizer, self.side.eos_ids = self._early.take(facts.source), facts.eos_ids
         gc.collect()
         gc.freeze()
         self.child.ready(address=self.address)

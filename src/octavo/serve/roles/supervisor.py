@@ -87,8 +87,9 @@ class _Shop:
         if takes_clients:
             config = replace(config, max_connections=max(1, config.max_connections // config.apis))
         settings = Settings(seat, epoch, str(self.place.folder), control, engine, config, descriptor)
+        site = ["-S"] if sys.flags.no_site else []
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, f"octavo-{seat}", *map(os.path.abspath, sys.path)],
+            [sys.executable, *site, "-c", _PROGRAM, f"octavo-{seat}", *map(os.path.abspath, sys.path)],
             stdin=subprocess.PIPE,
             pass_fds=[descriptor] if takes_clients else [],
             start_new_session=True,  # Ctrl-C is for the supervisor

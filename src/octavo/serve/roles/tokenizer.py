@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from octavo.core.errors import OctavoError
-from octavo.engine.loader import load_tokenizer
+from octavo.engine.vocabulary import EarlyTokenizer
 from octavo.serve.errors import ApiError
 from octavo.serve.front import internal_error
 from octavo.serve.links.asker import Answered, Ask, answered
@@ -53,6 +53,7 @@ class _Tokenizer:
         """Until it is told to end."""
         child = self.child
         child.tell(Beat())  # it can be told of an engine
+        self._early = EarlyTokenizer(child.settings.engine)
         self.router, self.address = child.place.bound(child.context, f"{child.settings.seat}-{child.epoch}")
         poller = zmq.Poller()
         poller.register(child.control, zmq.POLLIN)
@@ -83,7 +84,7 @@ class _Tokenizer:
             self._begin(facts)
 
     def _begin(self, facts: EngineFacts) -> None:
-        self._model = _Model(load_tokenizer(facts.source), facts.max_seq_len, facts.vocab_size)
+        self._model = _Model(self._early.take(facts.source), facts.max_seq_len, facts.vocab_size)
         gc.collect()
         gc.freeze()
         self.child.ready(address=self.address)
