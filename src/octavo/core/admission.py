@@ -6,13 +6,16 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from octavo.core.config import SchedulerConfig
 from octavo.core.errors import InvalidInput
 from octavo.core.forecast import Ahead, FirstTokenForecast, Forecast, Pace
-from octavo.core.kv import KVCacheManager
 from octavo.core.params import MAX_END_IDS, SamplingParams
 from octavo.core.request import Request, RequestState
+
+if TYPE_CHECKING:
+    from octavo.core.kv import KVCacheManager
 
 LONGEST_RETRY = 600  # seconds
 _TOKEN_BYTES = 100  # of host memory for a token known or drawn: the number, its text, its event
