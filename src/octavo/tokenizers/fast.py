@@ -7,6 +7,7 @@ which is what a user's words are.
 from __future__ import annotations
 
 import os
+from codecs import charmap_build, charmap_encode
 from typing import Any
 
 from octavo.core.errors import InvalidInput
@@ -27,6 +28,9 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
+_ALPHABET = charmap_build("".join(sorted(byte_alphabet(), key=byte_alphabet().__getitem__)))
+
+
 class FastTokenizer(Tokenizer):
     """A tokenizer over a `tokenizers.Tokenizer` whose ids were already checked.
 
@@ -38,7 +42,6 @@ class FastTokenizer(Tokenizer):
         self._core = core
         self._plain = _plain_twin(core)
         self._form = form
-        self._alphabet = byte_alphabet()
         self._added = {index: token.content for index, token in core.get_added_tokens_decoder().items()}
         self._size = max([core.get_vocab_size(with_added_tokens=False) - 1, *self._added]) + 1
 
@@ -105,9 +108,10 @@ class FastTokenizer(Tokenizer):
             return _space_mark_bytes(token)
         if token_id in self._added:
             return token.encode("utf-8")
-        codes = [self._alphabet.get(character) for character in token]
-        known = [code for code in codes if code is not None]
-        return bytes(known) if len(known) == len(codes) else token.encode("utf-8")
+        try:
+            return charmap_encode(token, "strict", _ALPHABET)[0]
+        except UnicodeEncodeError:  # outside the alphabet: a piece that stands for itself
+            return token.encode("utf-8")
 
 
 def _space_mark_bytes(token: str) -> bytes:
