@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import struct
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -137,6 +137,7 @@ class FakeEngine:
         cache_salt: str = "",
         bulk: bool = False,
         adapter: str = "",
+        express: Callable[[FakeDelta], bool] | None = None,
     ) -> AsyncGenerator[FakeDelta, None]:
         prompt = tuple(prompt_token_ids)
         self.adapted.append(adapter)
@@ -158,6 +159,8 @@ class FakeEngine:
                     raise self.fail_with
                 if self.hold_after is not None and delta.num_output_tokens > self.hold_after:
                     await asyncio.Event().wait()
+                if express is not None and express(delta):
+                    continue
                 yield replace(delta, stop_reason=self.stop_with) if delta.finish_reason and self.stop_with else delta
             done = True
         finally:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from serve_http import CHAT, COMPLETIONS, post
+from serve_http import CHAT, COMPLETIONS, HELLO, Client, make_app, post
 
 from octavo.serve import answers
+from octavo.serve.interrupt import LINE, Line
 
 OPTIONS = st.fixed_dictionaries(
     {},
@@ -50,3 +53,29 @@ def test_most_events_of_a_plain_stream_are_made_that_way() -> None:
     with patch.object(answers, "event", wraps=answers.event) as whole:
         found = stream(COMPLETIONS, {"prompt": "a plain text of some length"})
     assert found.count(b"data: {") > 20 and whole.call_count < 6
+
+
+def written(path: str, body: dict[str, Any], takes: bool) -> tuple[bytes, int]:
+    """The body of a stream as a connection sees it, and how many pieces it was given past the request's task."""
+    client = Client(make_app(), path, {"stream": True, "request_id": "r", **body})
+    past: list[bytes] = []
+
+    def write(piece: bytes) -> bool:
+        if takes:
+            past.append(piece)
+            client.sent.append({"body": piece})
+        return takes
+
+    client.scope[LINE] = Line(write)
+    asyncio.run(client.run())
+    return re.sub(rb'"created":\d+', b"", b"".join(message.get("body", b"") for message in client.sent)), len(past)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [(CHAT, HELLO), (COMPLETIONS, {"prompt": "a plain text of some length", "n": 2})]
+)
+def test_plain_events_pass_by_the_task_of_their_request(path: str, body: dict[str, Any]) -> None:
+    whole, none = written(path, body, takes=False)
+    found, past = written(path, body, takes=True)
+    assert found == whole
+    assert none == 0 and past > found.count(b"data: {") / 2

@@ -41,7 +41,7 @@ from octavo.serve.generate import Job, collect
 from octavo.serve.grammar_door import GrammarDoor
 from octavo.serve.guard import KEY
 from octavo.serve.heads import REQUEST_ID, credentials, is_small, request_id_of
-from octavo.serve.interrupt import while_there
+from octavo.serve.interrupt import LINE, while_there
 from octavo.serve.keys import Key
 from octavo.serve.known_names import GENERATION, Names
 from octavo.serve.logs import log_request
@@ -300,6 +300,7 @@ class Front:
         reply = self._reply(replace(order, params=params), trail, prompts, stay, form)
         places.callback(self._ended, reply.job)
         reply.job.cache_salt = self._salt(key, reply.job.cache_salt)
+        reply.job.line = http.scope.get(LINE)
         stay.job = reply.job
         return reply
 
