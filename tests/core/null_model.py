@@ -9,8 +9,12 @@ A *salt* is where the hash of a prefix begins: what two namespaces must not shar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+
+from lying_trees import lying_tree
 
 from octavo.core.batch import (
     DrawnRows,
@@ -26,6 +30,7 @@ from octavo.core.batch import (
 from octavo.core.errors import CorruptPages, RowError
 from octavo.core.kv import KVCacheManager
 from octavo.core.request import Branch
+from octavo.core.speculation import Guess
 
 MASK = 2**64 - 1
 GARBAGE = -1
@@ -97,16 +102,26 @@ def lying_drafts(
     key: int,
     vocab_size: int = 97,
     salt_of: Callable[[str], int] = lambda request_id: 0,
-) -> dict[tuple[str, int], list[int]]:
-    """Up to ``most`` drafts for each that runs, as the null model would go on; ``lies`` of eight are others."""
-    drafts = {}
+) -> dict[tuple[str, int], Guess]:
+    """Up to ``most`` drafts for each that runs, as the null model would go on; ``lies`` of eight are others. Of three
+    branches one has a chain of drafts, the others have trees.
+    """
+    drafts: dict[tuple[str, int], Guess] = {}
     for number, branch in enumerate(running if most else ()):
         salt = salt_of(branch.key[0])
         right = null_tokens(branch.token_ids, most, branch.seed, branch.choice, vocab_size, salt)
-        dice = [mix(mix(key, number), i) for i in range(most + 1)]
+        dice = [mix(mix(key, number), i) for i in range(most + 2)]
+        if dice[most + 1] % 3:
+            roll = partial(_roll, mix(key, number), itertools.count(most + 2))
+            drafts[branch.key] = lying_tree(right, dice[most] % (most + 1), lies, roll, lambda path: range(vocab_size))
+            continue
         said = [token if dice[i] % 8 >= lies else dice[i] // 8 % vocab_size for i, token in enumerate(right)]
         drafts[branch.key] = said[: dice[most] % (most + 1)]
     return drafts
+
+
+def _roll(key: int, rolls: Iterator[int], sides: int) -> int:
+    return mix(key, next(rolls)) % sides
 
 
 def null_score(token: int, seed: int) -> TokenLogprobs:
@@ -178,11 +193,13 @@ class Slot:
         return self.hashes
 
     def hashes_of(self, row: ScheduledRow) -> list[int]:
-        """The hashes up to the end of a row, perhaps more; with those of its drafts, as if they were known."""
+        """The hashes up to the end of a row, perhaps more; then those of its drafts, each behind the one it follows."""
         if not row.num_drafts:
             return self.hashes_up_to(row.start + row.num_scheduled_tokens)
         hashes = self.hashes_up_to(len(self.tokens))[: len(self.tokens)]
-        extend_hashes(hashes, [*self.tokens, *row.drafts], self.salt)
+        last = len(hashes) - 1
+        for draft, parent in zip(row.drafts, row.parent_rows[1:], strict=True):
+            hashes.append(mix(hashes[last + parent], draft))
         return hashes
 
 
@@ -363,15 +380,33 @@ class NullModel:
             last = min(end, slot.num_prompt_tokens - 1)
             prompt = tuple(prompt_logprob(hashes[p - 1], slot.tokens[p]) for p in range(row.start + 1, last + 1))
         if row.flags.sample:
-            places = range(end - 1 - row.num_drafts, end)
-            drawn = [next_token(hashes[place], slot.seed, row.choice, self.vocab_size) for place in places]
-            right = next((i for i, draft in enumerate(row.drafts) if draft != drawn[i][0]), row.num_drafts)
-            tokens = tuple(token for token, _ in drawn[: right + 1])
+            first = end - 1 - row.num_drafts
+            drawn = [next_token(each, slot.seed, row.choice, self.vocab_size) for each in hashes[first:end]]
+            path = _path(row, [token for token, _ in drawn])
+            self._compact(slot, first, path)
+            tokens = tuple(drawn[place][0] for place in path)
             slot.tokens.extend(tokens)
-            found = tuple(TokenLogprobs(token, logprob, 1) for token, logprob in drawn[: right + 1])
+            found = tuple(TokenLogprobs(drawn[place][0], drawn[place][1], 1) for place in path)
             logprobs = found if row.flags.logprobs >= 0 else ()
         hidden = null_state(hashes[end - 1]) if row.flags.hidden and end == row.num_tokens else b""
         return RowResult(tokens, logprobs, prompt, hidden)
+
+    def _compact(self, slot: Slot, first: int, path: Sequence[int]) -> None:
+        """Bring what is along the path to the slots of its positions."""
+        for depth, place in enumerate(path):
+            for table in slot.tables:
+                source, target = first + place, first + depth
+                held = self.pages[table[source // self.page_size]][source % self.page_size]
+                self.pages[table[target // self.page_size]][target % self.page_size] = held
+
+
+def _path(row: ScheduledRow, drawn: Sequence[int]) -> list[int]:
+    """The places of a row, its last known token (0) and drafts, along what was drawn."""
+    behind = {pair: i for i, pair in enumerate(zip(row.parent_rows[1:], row.drafts, strict=True), 1)}
+    path = [0]
+    while (place := behind.get((path[-1], drawn[path[-1]]))) is not None:
+        path.append(place)
+    return path
 
 
 def _problem(row: ScheduledRow, slot: Slot) -> str | None:

@@ -8,9 +8,11 @@ import pytest
 from builders import VOCAB, Bench, make_kv, make_request
 from hypothesis import given
 from hypothesis import strategies as st
+from lying_trees import lying_tree
 from null_model import NullModel, null_tokens
 
 from octavo.core.batch import RowResult, StepResult
+from octavo.core.draft_tree import DraftTree
 from octavo.core.errors import InvalidInput
 from octavo.core.facts import scheduler_facts
 from octavo.core.history import history_of
@@ -42,6 +44,21 @@ def test_a_step_yields_the_drafts_that_are_right_and_one_more():
     assert drafted(bench, [told(6)[5], 96, 96]).num_drafts == 3
     assert bench.tokens() == told(7)
     drafted(bench, [95, 95])
+    assert bench.run().tokens() == told(20)
+
+
+def test_a_tree_of_drafts_goes_along_what_is_drawn():
+    bench = Bench(make_kv(64, 2), max_prefill_chunk=7).submit(make_request(max_tokens=20))
+    bench.step()
+    said = told(12)
+    tree = DraftTree((90, said[1], 91, 92, said[2], 93, said[3]), (-1, -1, 0, 1, 1, 4, 4))
+    row = drafted(bench, tree)
+    assert (row.num_drafts, row.reason) == (6, "decode with 6 drafts in a tree")  # a chunk takes no more
+    assert row.parent_rows == (-1, 0, 0, 1, 2, 2, 5)
+    assert bench.tokens() == said[:4]
+    assert drafted(bench, DraftTree((said[4], 90), (-1, -1))).parent_rows == (-1, 0, 0)
+    assert drafted(bench, DraftTree((said[6], said[7], 9), (-1, 0, 0)).first(2)).parent_rows == range(-1, 2)
+    assert bench.tokens() == said[:9]
     assert bench.run().tokens() == told(20)
 
 
@@ -101,6 +118,12 @@ def test_a_model_that_takes_a_wrong_draft_for_drawn_is_found_out():
         decision = bench.scheduler.plan()
         events = bench.scheduler.commit(StepResult(decision.step, [RowResult(tuple(tokens))]))
         assert events[0].finish_reason == "error"
+    for tokens, is_wrong in (((7, 9), False), ((5, 9), True), ((8, 7, 1), True), ((7, 8, 1), False)):
+        bench = Bench().submit(make_request(max_tokens=9))
+        bench.step()
+        bench.scheduler.propose({("r", 0): DraftTree((8, 7, 5, 8), (-1, -1, 0, 1))})
+        events = bench.scheduler.commit(StepResult(bench.scheduler.plan().step, [RowResult(tokens)]))
+        assert (events[0].finish_reason == "error") == is_wrong, tokens
 
 
 def test_what_is_no_token_is_no_draft():
@@ -130,8 +153,30 @@ def test_nothing_is_remembered_of_more_than_run():
     assert bench.tokens() == told(9)
 
 
-@given(st.lists(st.integers(0, 7), min_size=3, max_size=12), st.booleans())
-def test_a_recording_holds_the_drafts_and_all_that_came_of_them(lies, model):
+class Trees(NgramProposer):
+    """What will be said, with a wrong token before each right one."""
+
+    def propose(self, branch_key, token_ids, most):
+        right = null_tokens(token_ids, 2, 7, 0, VOCAB)
+        return DraftTree((90, right[0], 90, right[1]), (-1, -1, 1, 1))
+
+
+def test_drafts_beside_the_path_say_nothing_against_those_on_it():
+    bench = Bench().submit(make_request(max_tokens=25))
+    bench.step()
+    speculator = Speculator(Trees(1, 2), 4)
+    for _ in range(7):
+        bench.scheduler.propose(speculator.drafts(bench.scheduler.running()))
+        decision = bench.scheduler.plan()
+        result = bench.model(decision)
+        bench.scheduler.commit(result)
+        speculator.committed(decision.rows, result.rows, 1e-3)
+    [(_, taken)] = speculator._branches.values()
+    assert taken.chance > 0.9 and speculator.stats.accepted == 14 and speculator.stats.drafted == 28
+
+
+@given(st.lists(st.integers(0, 7), min_size=3, max_size=12), st.booleans(), st.randoms(use_true_random=False))
+def test_a_recording_holds_the_drafts_and_all_that_came_of_them(lies, model, rng):
     bench = Bench().submit(make_request(max_tokens=30, logprobs=0), make_request("b", [4], max_tokens=25))
     out = io.BytesIO()
     writer = FrameWriter(out.write)
@@ -152,7 +197,10 @@ def test_a_recording_holds_the_drafts_and_all_that_came_of_them(lies, model):
     for lie in lies:
         known = bench.scheduler.get("r").branches[0].num_output_tokens if bench.scheduler.get("r") else 30
         right = told(known + 6)[known:]
-        bench.scheduler.propose({("r", 0): right[:lie] + [90] * (5 - lie)})
+        guess = right[:lie] + [90] * (5 - lie)
+        if rng.random() < 0.5:
+            guess = lying_tree(right, 6, lie, rng.randrange, lambda path: range(VOCAB))
+        bench.scheduler.propose({("r", 0): guess})
         bench.step()
     bench.run()
     writer.flush()

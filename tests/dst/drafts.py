@@ -18,20 +18,22 @@ class Drafts:
 
     def __init__(self, scheduler: ContinuousBatchScheduler) -> None:
         self.scheduler = scheduler
-        self._recorded: dict[tuple[str, int], list[int]] = {}
+        self._recorded: dict[tuple[str, int], list[list[int]]] = {}  # tokens, and the parents of a tree
         scheduler.timeline.listen(self._hear)
 
     def _hear(self, kind: str, t: float, values: Mapping[str, Any]) -> None:
         if kind == "drafts":
-            self._recorded = {(request, choice): ids for request, choice, ids in values["drafts"]}
+            self._recorded = {(request, choice): rest for request, choice, *rest in values["drafts"]}
 
     def planned(self, decision: ScheduleDecision) -> None:
         """A step is about to run."""
         drafted = [row for row in decision.rows if row.num_drafts]
         for row in drafted:
-            recorded = self._recorded.get((row.request_id, row.choice), [])
-            if list(row.drafts) != recorded[: row.num_drafts]:
-                raise Broken("DRAFT", f"{row.request_id}/{row.choice} has drafts {row.drafts}, recorded {recorded}")
+            recorded, *trees = self._recorded.get((row.request_id, row.choice), [[]])
+            parents = trees[0] if trees else range(-1, len(recorded) - 1)
+            told = list(zip(parents, recorded, strict=True))[: row.num_drafts]
+            if [(parent - 1, token) for parent, token in zip(row.parent_rows[1:], row.drafts, strict=True)] != told:
+                raise Broken("DRAFT", f"{row.request_id}/{row.choice} has drafts {row.drafts}, recorded {told}")
         if self.scheduler.gap is not None and drafted:
             self._check_bound(decision.rows, drafted)
 

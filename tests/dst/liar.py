@@ -9,6 +9,7 @@ from null_model import lying_drafts
 
 from dst.scenario import VOCAB, keyed
 from octavo.core.request import Branch
+from octavo.core.speculation import Guess
 
 if TYPE_CHECKING:
     from dst.engine import EngineProcess
@@ -20,7 +21,7 @@ class Liar:
     def __init__(self, engine: EngineProcess) -> None:
         self.engine = engine
 
-    def drafts(self, running: Sequence[Branch]) -> dict[tuple[str, int], list[int]]:
+    def drafts(self, running: Sequence[Branch]) -> dict[tuple[str, int], Guess]:
         """Drafts for the next plan."""
         scenario, key = self.engine.scenario, keyed(self.engine.scenario.seed, 6, self.engine.turns)
         return lying_drafts(running, scenario.drafts, scenario.lies, key, VOCAB, self.engine.model.salt_of)

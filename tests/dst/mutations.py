@@ -196,7 +196,11 @@ MUTATIONS = (
     ),
     Mutation(
         "DRAFT", "drafts are not recorded", "core/scheduler.py",
-        'self.timeline.record("drafts", self.timeline.now, drafts=told)', "told.clear()",
+        'self.timeline.record("drafts", self.timeline.now, drafts=facts_of_drafts(self._proposed))', "pass",
+    ),
+    Mutation(
+        "DRAFT", "trees of drafts are recorded as chains", "core/speculation.py",
+        "(*key, list(tree.token_ids)) if tree.is_chain else", "(*key, list(tree.token_ids)) if tree else",
     ),
     Mutation(
         "DRAFT", "drafts do not look at the bound on gaps", "core/speculation.py",

@@ -10,7 +10,7 @@ import contextlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,10 @@ from engine_harness import FIXTURES, MAX_SEQ_LEN, MODELS, Oracle, assert_idle
 from test_same_bytes import PROMPTS
 
 from octavo.backends.adapters import AdapterRoom
+from octavo.core.draft_tree import DraftTree
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
+from octavo.core.speculation import Guess
 from octavo.decoding.grammar import GrammarCompiler, GrammarFault
 from octavo.decoding.speculation import NgramProposer, Speculator, make_speculator
 from octavo.engine.adapters import ReadAdapter
@@ -46,6 +48,7 @@ class Engine:
     drafts: str  # who makes them
     most: int
     lies: int  # of eight
+    trees: bool  # drafts are trees
     places: tuple[int, ...]  # the order in which adapters are loaded
     scheduling: Mapping[str, Any]
 
@@ -66,6 +69,7 @@ def draw_engine(rng: random.Random, page_sizes: Sequence[int], widest: int) -> E
         drafts=rng.choice(SPECULATION),
         most=rng.choice((1, 2, 4, 8)),
         lies=rng.choice((0, 1, 3, 8)),
+        trees=rng.random() < 0.5,
         places=tuple(rng.sample((1, 2, 3), 3)),
         scheduling={
             "max_prefill_chunk": rng.choice((1, 4, 9, 24)),
@@ -77,23 +81,38 @@ def draw_engine(rng: random.Random, page_sizes: Sequence[int], widest: int) -> E
     )
 
 
-PLAIN = Engine(16, 4 * MAX_SEQ_LEN, False, 0, False, False, "", 0, 0, (1, 2, 3), {})
+PLAIN = Engine(16, 4 * MAX_SEQ_LEN, False, 0, False, False, "", 0, 0, False, (1, 2, 3), {})
 
 
 class Liar(Oracle):
     """Its lies to those that follow a grammar are tokens that the grammar allows: what it would not does no harm."""
 
-    def __init__(self, said: Any, most: int, lies: int, grammars: GrammarCompiler) -> None:
-        super().__init__(said, most, lies)
+    def __init__(self, said: Any, most: int, lies: int, grammars: GrammarCompiler, trees: bool) -> None:
+        super().__init__(said, most, lies, trees=trees)
         self.grammars = grammars
 
-    def drafts(self, running: Sequence[Any]) -> dict[tuple[str, int], list[int]]:
+    def drafts(self, running: Sequence[Any]) -> dict[tuple[str, int], Guess]:
         """Some for each."""
         found = super().drafts(running)
         for branch in running:
-            if branch.params.grammar is not None:
+            if branch.params.grammar is not None and not isinstance(found[branch.key], DraftTree):
                 found[branch.key] = self._within(branch, len(found[branch.key]))
         return found
+
+    def allowed(self, branch: Any) -> Callable[[tuple[int, ...]], Sequence[int]]:
+        """What the grammar allows behind these drafts."""
+        grammar = branch.params.grammar
+        if grammar is None:
+            return super().allowed(branch)
+
+        def after(path: tuple[int, ...]) -> list[int]:
+            matcher = self.grammars.matcher(grammar)
+            with contextlib.suppress(GrammarFault):
+                matcher.accept([*branch.output_token_ids, *path])
+                return within(matcher.mask(), branch.end_ids)
+            return []
+
+        return after
 
     def _within(self, branch: Any, count: int) -> list[int]:
         matcher, right, found = self.grammars.matcher(branch.params.grammar), self.said(*branch.key), []
@@ -101,13 +120,18 @@ class Liar(Oracle):
             matcher.accept(branch.output_token_ids)
             while len(found) < count:
                 mask, at = matcher.mask(), branch.num_output_tokens + len(found)
-                allowed = [i for i in range(8 * len(mask)) if mask[i >> 3] >> (i & 7) & 1 and i not in branch.end_ids]
+                allowed = within(mask, branch.end_ids)
                 lies = self.dice.random() * 8 < self.lies or at >= len(right) or right[at] not in allowed
                 if not allowed:
                     break
                 found.append(self.dice.choice(allowed) if lies else right[at])
                 matcher.accept(found[-1:])
         return found
+
+
+def within(mask: bytes, end_ids: Collection[int]) -> list[int]:
+    """The tokens that a mask allows and that end nothing."""
+    return [i for i in range(8 * len(mask)) if mask[i >> 3] >> (i & 7) & 1 and i not in end_ids]
 
 
 @dataclass
@@ -293,10 +317,11 @@ class Play:
 
     def _speculator(self, engine: Engine, core: Any) -> Any:
         if engine.drafts == "oracle":
-            return Liar(self._said, engine.most, engine.lies, core.grammars)
+            return Liar(self._said, engine.most, engine.lies, core.grammars, engine.trees)
         if engine.drafts == "ngram":
             return Speculator(NgramProposer(1, 3), engine.most)
-        return make_speculator(engine.drafts, max(1, engine.most), adapts=False)
+        tree = engine.trees and engine.drafts == "suffix"
+        return make_speculator(engine.drafts, max(1, engine.most), adapts=False, tree=tree)
 
     def _said(self, request_id: str, choice: int) -> Sequence[int]:
         return self.stage.alone(self.asks[request_id])[choice].tokens
@@ -324,6 +349,9 @@ class Play:
         drafted = [row for row in rows if row.num_drafts]
         seen["drafts"] += bool(drafted)
         seen["drafts of two"] += len(drafted) > 1
+        trees = [row for row in drafted if row.flags.parent_rows]
+        seen["trees"] += bool(trees)
+        seen["trees of grammars"] += any(self.asks[row.request_id].params.grammar for row in trees)
         seen["adapters"] += len({self.asks[row.request_id].adapter for row in rows}) > 1
         seen["drafts of adapters"] += any(self.asks[row.request_id].adapter for row in drafted)
         seen["drafts of grammars"] += any(self.asks[row.request_id].params.grammar for row in drafted)

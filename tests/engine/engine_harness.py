@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lying_trees import lying_tree
+
 from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.events import EventKind, TokenEvent
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
+from octavo.core.speculation import Guess
 from octavo.engine.core import EngineCore
 from octavo.engine.fixture import load_fixture
 from octavo.engine.parts import ModelParts, build_core, parts_from_fixture
@@ -77,21 +80,31 @@ def make_request(
 
 
 class Oracle:
-    """Stands for a `Speculator`: knows what ``said(request, choice)`` will be, and lies ``lies`` times of eight."""
+    """Stands for a `Speculator`: knows what ``said(request, choice)`` will be, and lies ``lies`` times of eight.
 
-    def __init__(self, said: Callable[[str, int], Sequence[int]], most: int, lies: int) -> None:
-        self.said, self.most, self.lies = said, most, lies
+    ``trees``: every other guess is a tree, with what will be said among lies.
+    """
+
+    def __init__(self, said: Callable[[str, int], Sequence[int]], most: int, lies: int, *, trees: bool = False) -> None:
+        self.said, self.most, self.lies, self.trees = said, most, lies, trees
         self.dice = random.Random(most * 8 + lies)
         self.accepted = 0
 
-    def drafts(self, running: Sequence[Any]) -> dict[tuple[str, int], list[int]]:
+    def drafts(self, running: Sequence[Any]) -> dict[tuple[str, int], Guess]:
         """Some for each."""
-        found = {}
+        found: dict[tuple[str, int], Guess] = {}
         for branch in running:
             known, count = branch.num_output_tokens, self.dice.randint(0, self.most)
             right = [*self.said(*branch.key), *([3] * count)][known : known + count]
+            if self.trees and self.dice.random() < 0.5:
+                found[branch.key] = lying_tree(right, count, self.lies, self.dice.randrange, self.allowed(branch))
+                continue
             found[branch.key] = [t if self.dice.random() * 8 >= self.lies else self.dice.randrange(50) for t in right]
         return found
+
+    def allowed(self, branch: Any) -> Callable[[tuple[int, ...]], Sequence[int]]:
+        """What a lie behind these drafts may be."""
+        return lambda path: range(50)
 
     def rests(self) -> bool:
         """Every other step may be planned ahead."""

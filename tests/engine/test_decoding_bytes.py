@@ -22,6 +22,8 @@ DANGERS = (
     *(
         "drafts",
         "drafts of two",
+        "trees",
+        "trees of grammars",
         "drafts of adapters",
         "drafts of grammars",
         "adapters",

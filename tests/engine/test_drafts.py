@@ -16,6 +16,7 @@ from octavo.core.errors import InvalidInput
 from octavo.core.events import EventKind
 from octavo.core.params import SamplingParams
 from octavo.decoding.speculation import METHODS, make_speculator
+from octavo.decoding.speculation.suffix import SuffixTreeProposer
 from octavo.engine.config import EngineConfig
 from octavo.engine.stats import engine_stats
 
@@ -23,11 +24,11 @@ PROMPT = (4, 9, 31, 4, 9, 31, 4, 9)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "tree"), [*((method, False) for method in METHODS), ("suffix", True)])
 @pytest.mark.parametrize("adapts", [True, False])
-def test_fewer_steps_and_the_same_choices(method: str, adapts: bool) -> None:
+def test_fewer_steps_and_the_same_choices(method: str, tree: bool, adapts: bool) -> None:
     core, collector, ends = make_core("llama"), Collector(), {}
-    core.speculator = make_speculator(method, 4, 1, 3, adapts=adapts)
+    core.speculator = make_speculator(method, 4, 1, 3, adapts=adapts, tree=tree)
     ticks = iter(range(10**6))
     core.clock = lambda: next(ticks) * 1e-3
     for name in ("a", "b"):
@@ -65,6 +66,11 @@ def test_a_config_in_the_spelling_of_vllm() -> None:
         '{"method": "ngram", "num_speculative_tokens": "3"}',
     ):
         with pytest.raises(InvalidInput):
+            EngineConfig(speculative_config=text)
+    asked = EngineConfig(speculative="suffix", speculative_config='{"tree": true}').speculator()
+    assert asked is not None and isinstance(asked.proposer, SuffixTreeProposer)
+    for text in ('{"method": "ngram", "tree": true}', '{"method": "suffix", "tree": 1}', '{"tree": true}'):
+        with pytest.raises(InvalidInput, match="tree"):
             EngineConfig(speculative_config=text)
     with pytest.raises(InvalidInput, match="at odds"):
         EngineConfig(speculative="suffix", speculative_config='{"method": "ngram"}')

@@ -161,6 +161,7 @@ SCHEDULE = st.fixed_dictionaries(
         "host_pages": st.sampled_from((0, 0, 3, 40)),
         "drafts": st.sampled_from((0, 0, 1, 3, 7)),
         "lies": st.sampled_from((0, 1, 3, 8)),
+        "trees": st.booleans(),
         "scheduling": st.fixed_dictionaries(
             {
                 "max_prefill_chunk": st.integers(1, 24),
@@ -216,7 +217,8 @@ class Run:
             **scheduling,
         )
         if self.plan["drafts"]:
-            core.speculator = Oracle(self._said, self.plan["drafts"], self.plan["lies"])
+            most, lies, trees = (self.plan[name] for name in ("drafts", "lies", "trees"))
+            core.speculator = Oracle(self._said, most, lies, trees=trees)
         return core
 
     def _said(self, request_id: str, choice: int) -> list[int]:
@@ -234,6 +236,7 @@ class Run:
             self.seen["no_write"] += any(row.flags.no_write for row in decision.rows)
             self.seen["copies"] += bool(decision.copies)
             self.seen["drafts"] += any(row.num_drafts for row in decision.rows)
+            self.seen["trees"] += any(row.flags.parent_rows for row in decision.rows)
             self.seen["preemptions"] += len(decision.preemptions)
             if trouble is None:
                 return execute(decision)
@@ -353,7 +356,7 @@ def test_tokens_and_logprobs_depend_on_nothing_else() -> None:
     if SCHEDULES < 300:
         return
     # a guard that never met its danger proves nothing
-    dangers = ("forced preemption", "preemptions", "prefix hits", "copies", "no_write", "drafts")
+    dangers = ("forced preemption", "preemptions", "prefix hits", "copies", "no_write", "drafts", "trees")
     for kind in (*TROUBLES[:1], *TROUBLES[2:], *dangers):
         assert seen[kind] > 0, (kind, seen)
 

@@ -7,7 +7,8 @@ from random import Random
 import pytest
 from tree_harness import TreeRun, by_chains, cases_of, differences, tiny
 
-from octavo.backends.ops import batch_fields, check_tree, path_moves, path_of
+from octavo.backends.ops import batch_fields, check_tree, path_moves
+from octavo.core.draft_tree import path_of
 from octavo.core.errors import InvalidInput
 
 

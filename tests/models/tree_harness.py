@@ -11,7 +11,8 @@ from model_harness import Array, Loaded, forward
 from tiny_checkpoints import CASES, VOCAB, make_weights
 
 from octavo.backends import create_backend
-from octavo.backends.ops import path_moves, path_of
+from octavo.backends.ops import path_moves
+from octavo.core.draft_tree import path_of
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 

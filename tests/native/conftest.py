@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for folder in ("models", "engine", "ops", "quantize"):
+for folder in ("core", "models", "engine", "ops", "quantize"):
     sys.path.append(str(Path(__file__).resolve().parents[1] / folder))

@@ -59,8 +59,9 @@ def test_any_step_may_go_the_general_way(seed: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("most", "lies", "chunk"), [(1, 0, 64), (3, 1, 64), (7, 3, 5), (15, 1, 64), (6, 8, 64)])
+@pytest.mark.parametrize("trees", [False, True])
 def test_drafts_change_no_token_and_no_logprob(
-    most: int, lies: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+    most: int, lies: int, chunk: int, trees: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Verified rows beside plain ones, each with counts, bans and logprobs of its own, in one call and without."""
     harsh = {**PLAIN, "frequency_penalty": 2.0, "repetition_penalty": 1.8}
@@ -70,7 +71,7 @@ def test_drafts_change_no_token_and_no_logprob(
     wanted, draw, rng = run(asks)[0], ModelRunner._draw, random.Random(most)
     for way in (draw, lambda runner, rows: None, lambda *args: None if rng.random() < 0.5 else draw(*args)):
         monkeypatch.setattr(ModelRunner, "_draw", way)
-        oracle = Oracle(lambda *key: wanted[key].tokens, most, lies)
+        oracle = Oracle(lambda *key: wanted[key].tokens, most, lies, trees=trees)
         assert run(asks, max_prefill_chunk=chunk, speculator=oracle)[0] == wanted
         assert oracle.accepted > 0 or lies == 8
 

@@ -6,8 +6,9 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from octavo.backends.ops import ForwardBatch, path_of
+from octavo.backends.ops import ForwardBatch
 from octavo.backends.random import round32
+from octavo.core.draft_tree import path_of
 from octavo.core.kv_groups import KVGroup
 
 WINDOW = 9

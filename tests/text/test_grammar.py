@@ -97,16 +97,36 @@ def test_masks_behind_drafts_are_those_of_the_output_with_them(grammar, seed, kn
     tokens = [7, 7, *ids[:known]]
     masks = OutputMasks(lambda: compiler().matcher(grammar), tokens, 2, (0,))
     for _ in range(2):
-        found = masks.behind(known, drafts)
+        found = list(masks.behind(known, drafts, range(-1, len(drafts))).values())
         count = len(found) - 1
         assert len(ids) - known <= count <= len(drafts)
         assert found == [fresh(grammar, [*ids[:known], *drafts[:i]]).mask() for i in range(count + 1)]
         assert count == len(drafts) or drafts[count] == 0 or drafts[count] not in bits(found[-1])
     tokens += drafts[:count]
-    assert masks.behind(known + count, ()) == found[-1:]
+    assert masks.behind(known + count) == {0: found[-1]}
     tokens[2:] = other
     masks.agree(0)
-    assert masks.behind(len(other), ()) == [fresh(grammar, other).mask()]
+    assert masks.behind(len(other)) == {0: fresh(grammar, other).mask()}
+
+
+@given(st.sampled_from(GRAMMARS), st.integers(0, 2**32), st.integers(0, 5), st.integers(1, 12))
+def test_masks_in_a_tree_of_drafts_are_those_along_each_path(grammar, seed, known, count):
+    rng = random.Random(seed)
+    texts = [walk(grammar, rng, most=10)[0] for _ in range(3)]
+    output = texts[0][:known]
+    paths: list[tuple[int, ...]] = [()]
+    for _ in range(count):
+        path, text = rng.choice(paths), rng.choice(texts)[known:]
+        token = text[len(path)] if rng.random() < 0.8 and len(path) < len(text) else rng.randrange(260)
+        paths += [] if (*path, token) in paths else [(*path, token)]
+    parents = [-1, *(paths.index(path[:-1]) for path in paths[1:])]
+    masks = OutputMasks(lambda: compiler().matcher(grammar), [7, *output], 1, (0,))
+    found = masks.behind(len(output), [path[-1] for path in paths[1:]], parents)
+    assert all(found[row] == fresh(grammar, [*output, *paths[row]]).mask() for row in found)
+    for row, path in enumerate(paths[1:], 1):
+        parent = parents[row]
+        assert (row in found) == (parent in found and path[-1] != 0 and path[-1] in bits(found[parent]))
+    assert masks.behind(len(output)) == {0: found[0]}
 
 
 @pytest.mark.parametrize("kind", KINDS)

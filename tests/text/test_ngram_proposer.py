@@ -47,13 +47,28 @@ def test_it_finds_what_brute_force_finds(tokens, shortest, more, most, stride):
 @given(TOKENS, TOKENS)
 def test_what_counts_is_what_a_plain_run_would_have_drawn(drafts, drawn):
     drawn = drawn[: len(drafts) + 1]
-    count = accepted(drafts, drawn)
+    rows = accepted(drafts, range(-1, len(drafts)), dict(enumerate(drawn)))
     plain = []  # each draw is right as long as the drafts before it were drawn
     for i, token in enumerate(drawn):
         if list(drafts[:i]) != list(drawn[:i]):
             break
         plain.append(token)
-    assert list(drawn[:count]) == plain
+    assert [drawn[row] for row in rows] == plain and rows == [*range(len(plain))]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=9), st.lists(st.integers(0, 3), max_size=10))
+def test_in_a_tree_it_goes_where_the_draws_lead(asked, drawn):
+    """``drawn[i]``: from row i, where 3 is no draft; rows behind the last one were not drawn from."""
+    where: dict[tuple[int, int], int] = {}
+    for parent, token in asked:
+        where.setdefault((parent % (1 + len(where)), token), 1 + len(where))
+    parents, drafts = (-1, *(parent for parent, _ in where)), [token for _, token in where]
+    rows = accepted(drafts, parents, dict(enumerate(drawn[: len(parents)])))
+    walk, row = [], 0
+    while row is not None and row < len(drawn):
+        walk.append(row)
+        row = where.get((row, drawn[row]))
+    assert rows == walk
 
 
 @given(TOKENS, TOKENS, st.integers(0, 40), st.integers(1, 3), st.integers(0, 3))

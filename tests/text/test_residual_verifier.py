@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends.random import noise_bits
+from octavo.core.draft_tree import DraftTree
 from octavo.core.errors import InvalidInput
 from octavo.decoding.speculation.residual import (
     ACCEPT_COIN,
@@ -24,7 +25,6 @@ from octavo.decoding.speculation.residual import (
     uniforms,
     verify,
 )
-from octavo.decoding.speculation.tree import DraftTree
 from octavo.decoding.speculation.without_law import check_params
 from octavo.engine.fixture import load_fixture
 from octavo.engine.parts import parts_from_fixture

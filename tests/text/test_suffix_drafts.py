@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.core.draft_tree import DraftTree
 from octavo.core.errors import InvalidInput
 from octavo.decoding.speculation.automaton import MOST_CHILDREN, ROOT, SuffixAutomaton
 from octavo.decoding.speculation.suffix import SuffixProposer, SuffixSettings
-from octavo.decoding.speculation.tree import DraftTree
 
 Context = tuple[int, ...]
 Naive = dict[Context, dict[int, int]]  # context -> token that came after it -> how often, in the order of appearance

@@ -23,7 +23,8 @@ from operator import itemgetter, mul
 from typing import Any
 
 from octavo.backends.list_pages import Heads
-from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK, path_of
+from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK
+from octavo.core.draft_tree import path_of
 
 Block = tuple[int, list[Sequence[float]], list[tuple[float, ...]]]  # chunk, keys by position, values by dimension
 Partial = tuple[float, float, list[float]]  # running maximum, sum of exp(score - maximum), weighted sum of values

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.list_pages import layer_map
-from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK, ForwardBatch, path_of
+from octavo.backends.ops import ATTENTION_BLOCK, ATTENTION_CHUNK, ForwardBatch
+from octavo.core.draft_tree import path_of
 from octavo.core.errors import InvalidInput
 from octavo.core.kv_groups import KVGroup
 

@@ -388,14 +388,6 @@ def check_tree(positions: Sequence[int], parents: Sequence[int]) -> None:
             raise InvalidInput("positions", positions[row], f"tree row {row} stands at {depth}")
 
 
-def path_of(parents: Sequence[int], row: int) -> list[int]:
-    """A tree row after its ancestors, from the history on."""
-    path = [row]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    return path[::-1]
-
-
 def path_moves(first: int, path: Sequence[int], pages: Sequence[int], page_size: int) -> list[tuple[int, int]]:
     """What `move_slots` does to have an accepted path of tree rows in the slots of its positions, `first` and on: to be
     done in this order, before the next step. `pages`: the sequence's page table in one group.

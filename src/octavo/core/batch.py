@@ -28,7 +28,7 @@ class RowFlags:
     prompt_logprobs: int = -1  # -1: none; k >= 0: for every prompt token that this row's tokens predict
     hidden: bool = False  # this row's tokens are pooled; the row that ends the prompt gives the vector
     no_write: bool = False  # the K/V of this one-token row is already in its (shared) page
-    parent_rows: tuple[int, ...] = ()  # tree verification: each token's parent within the row; empty: a chain
+    parent_rows: tuple[int, ...] = ()  # drafts in a tree: see `ScheduledRow.parent_rows`; empty: a chain
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class ScheduledRow:
 
     With d ``num_drafts`` the last d tokens are guesses behind all known ones, and the row samples d + 1 tokens, output
     tokens ``output_index, output_index + 1, ...``: each as if the drafts before it were known. Those count that come up
-    to and with the first that is not its draft.
+    to and with the first that is not its draft. Where the drafts are a tree, there are several paths of them: each
+    token is at the position of its depth, and still has the K/V slot of its place in the row until its path is taken.
     """
 
     request_id: str
@@ -83,6 +84,11 @@ class ScheduledRow:
     def drafts(self) -> tuple[int, ...]:
         """The guesses among its tokens."""
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    @property
+    def parent_rows(self) -> Sequence[int]:
+        """Of the last known token (0) and its drafts (1, 2, ...): which each of them follows; -1 for the first."""
+        return self.flags.parent_rows or range(-1, self.num_drafts)
 
 
 SAMPLES, WRITES = RowFlags(sample=True), RowFlags()  # of nearly every row, so made once

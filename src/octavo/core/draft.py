@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from octavo.core.batch import PageCopy, Preemption, ScheduleDecision, ScheduledRow, StepRows
+from octavo.core.draft_tree import DraftTree
 from octavo.core.gap import Allowance
 from octavo.core.kv_swaps import NO_SWAPS, Swaps
 from octavo.core.policies import Key
@@ -34,7 +35,7 @@ class Draft:
     now: float
     only: Collection[BranchKey] | None = None  # schedule nothing else
     puts_off_bulk: bool = False
-    proposed: Mapping[BranchKey, tuple[int, ...]] = field(default_factory=dict)  # drafts of branches
+    proposed: Mapping[BranchKey, DraftTree] = field(default_factory=dict)  # drafts of branches
     undo: UndoLog = field(default_factory=UndoLog)
     steady: list[Branch] = field(default_factory=list)  # whose rows are columns
     served: list[Branch] = field(default_factory=list)  # one for each of `others`

@@ -107,7 +107,7 @@ KINDS = (
     _kind(13, "lost", _INPUT, "pages of a tier do not hold what was to be written there", "pages:ids"),
     _kind(15, "flush", _INPUT, "the operator had the prefix cache emptied, in all tiers, of what nobody uses", ""),
     _kind(
-        16, "drafts", _INPUT, "tokens that choices may draw next, for the plan that follows: [request, choice, tokens]",
+        16, "drafts", _INPUT, "what choices may draw, for the plan that follows: [request, choice, tokens, parents?]",
         "drafts:json",
     ),
     _kind(

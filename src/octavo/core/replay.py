@@ -21,6 +21,7 @@ from octavo.core.event_table import BY_NAME, Role
 from octavo.core.facts import kv_of, request_of, scheduler_config_of
 from octavo.core.gang_move import facts_of_move, move_of
 from octavo.core.scheduler import ContinuousBatchScheduler
+from octavo.core.speculation import guess_of
 from octavo.core.timeline import plain
 
 __all__ = ["Difference", "Replayer", "recorded_result", "scheduler_for", "tokens_of"]
@@ -138,7 +139,7 @@ class Replayer:
         self.scheduler.observe(event["seconds"])
 
     def _on_drafts(self, event: Mapping[str, Any]) -> None:
-        self.scheduler.propose({(request, choice): ids for request, choice, ids in event["drafts"]})
+        self.scheduler.propose(dict(map(guess_of, event["drafts"])))
 
     def _on_moved(self, event: Mapping[str, Any]) -> None:
         self.scheduler.observe_swap(event["tier"], event["pages"], event["seconds"])

@@ -17,6 +17,7 @@ from octavo.core.admission import check_request, default_seed
 from octavo.core.batch import DrawnRows, ScheduleDecision, StepResult, build_batch
 from octavo.core.config import SchedulerConfig
 from octavo.core.draft import BranchKey, Draft
+from octavo.core.draft_tree import DraftTree
 from octavo.core.errors import CorruptPages, InvalidInput, RowError
 from octavo.core.events import TokenEvent
 from octavo.core.facts import facts_of
@@ -29,7 +30,7 @@ from octavo.core.policies import make_policy
 from octavo.core.request import Branch, FinishReason, Request, RequestState
 from octavo.core.roster import Roster
 from octavo.core.rows import UNKNOWN
-from octavo.core.speculation import check_drafts
+from octavo.core.speculation import Guess, check_drafts, facts_of_drafts
 from octavo.core.step import Committer, Isolation, fail_request
 from octavo.core.step_model import StepModel, StepWork, work_of
 from octavo.core.swap_choice import SwapChoice
@@ -92,7 +93,7 @@ class ContinuousBatchScheduler:
         self._ahead: Draft | None = None  # behind the step in flight
         self._inbox: list[Callable[[float], object]] = []
         self._queued_ids: dict[str, Request] = {}  # in the inbox
-        self._proposed: dict[BranchKey, tuple[int, ...]] = {}  # drafts, for the next plan
+        self._proposed: dict[BranchKey, DraftTree] = {}  # drafts, for the next plan
 
     # -- what the outside asks
 
@@ -163,15 +164,14 @@ class ContinuousBatchScheduler:
         self.timeline.record("flush", self.timeline.now)
         self._inbox.append(lambda now: self.kv.flush_prefix_cache())
 
-    def propose(self, drafts: Mapping[BranchKey, Sequence[int]]) -> None:
+    def propose(self, drafts: Mapping[BranchKey, Guess]) -> None:
         """Tokens that branches may draw next, for the next plan: an input, recorded as one (`drafts`).
 
         They change no token. Raises ``InvalidInput`` for a token that is not in the vocabulary.
         """
         self._proposed = check_drafts(drafts, self.vocab_size)
         if self._proposed:
-            told = [(*key, list(ids)) for key, ids in self._proposed.items()]
-            self.timeline.record("drafts", self.timeline.now, drafts=told)
+            self.timeline.record("drafts", self.timeline.now, drafts=facts_of_drafts(self._proposed))
 
     def least_seconds(self, branch: Branch) -> float:
         """Seconds until a waiting branch with a deadline could have its first token, alone; 0 while that is unknown."""

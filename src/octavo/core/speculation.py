@@ -7,20 +7,35 @@ with 2 drafts    token n - 1, d0, d1 in            tokens n, n + 1, n + 2 drawn;
 They come from outside and change no token, only how many a step yields: so they get what a step has left, and nobody
 waits, loses pages or computes less of a prompt for them. What was written for those that were wrong lies behind what is
 resident: nobody reads it, it is written over, and pages with nothing else in them are given back.
+
+They may be a tree (`DraftTree`): several guesses for one place, of which the step goes along those that are drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from octavo.core.batch import PageTableDelta, RowResult, ScheduledRow
 from octavo.core.draft import BranchKey, Draft
+from octavo.core.draft_tree import DraftTree, rows_along
 from octavo.core.errors import InvalidInput
 from octavo.core.request import Branch, RequestState
 
-__all__ = ["add_drafts", "check_drafts", "draft_fault", "may_draft", "rest_of"]
+__all__ = [
+    "Guess",
+    "add_drafts",
+    "check_drafts",
+    "draft_fault",
+    "drawn_path",
+    "facts_of_drafts",
+    "guess_of",
+    "may_draft",
+    "rest_of",
+]
 
-Drafts = dict[BranchKey, tuple[int, ...]]
+Guess = Sequence[int] | DraftTree  # drafts each after the one before, or a tree
 Reserve = Callable[[Branch, int, Draft], tuple[PageTableDelta, ...] | None]
 _DECODING = RequestState.DECODING
 
@@ -30,30 +45,58 @@ def may_draft(branch: Branch) -> bool:
     return branch.state is _DECODING and not branch.request.gang and branch.num_missing_tokens == 1
 
 
-def check_drafts(proposed: Mapping[BranchKey, Sequence[int]], vocab_size: int | None) -> Drafts:
+def check_drafts(proposed: Mapping[BranchKey, Guess], vocab_size: int | None) -> dict[BranchKey, DraftTree]:
     """The drafts of those that have any. Raises ``InvalidInput`` for what is no token id of the vocabulary."""
-    found = {key: tuple(drafts) for key, drafts in proposed.items() if len(drafts)}
-    for drafts in found.values():
-        if min(drafts) < 0 or (vocab_size is not None and max(drafts) >= vocab_size):
-            raise InvalidInput("drafts", list(drafts), f"token ids are 0 to {vocab_size and vocab_size - 1}")
+    found = {}
+    for key, guess in proposed.items():
+        if not len(guess):
+            continue
+        found[key] = tree = guess if isinstance(guess, DraftTree) else DraftTree.chain(guess)
+        if min(tree.token_ids) < 0 or (vocab_size is not None and max(tree.token_ids) >= vocab_size):
+            raise InvalidInput("drafts", list(tree.token_ids), f"token ids are 0 to {vocab_size and vocab_size - 1}")
     return found
+
+
+def facts_of_drafts(proposed: Mapping[BranchKey, DraftTree]) -> list[tuple[Any, ...]]:
+    """Drafts as JSON values: [request, choice, tokens], and of trees their parents."""
+    return [
+        (*key, list(tree.token_ids)) if tree.is_chain else (*key, list(tree.token_ids), list(tree.parents))
+        for key, tree in proposed.items()
+    ]
+
+
+def guess_of(facts: Sequence[Any]) -> tuple[BranchKey, Guess]:
+    """Whose drafts these are, of `facts_of_drafts`, and the drafts."""
+    request_id, choice, token_ids, *parents = facts
+    return (request_id, choice), DraftTree(tuple(token_ids), tuple(parents[0])) if parents else token_ids
 
 
 def add_drafts(draft: Draft, budget: int, chunk: int, reserve: Reserve) -> None:
     """Lengthen the rows of those that have drafts, by rank, while there are tokens, pages and time for it."""
     for row, branch in zip(draft.others, draft.served, strict=True):
-        drafts = draft.proposed.get(branch.key, ())
-        if not drafts or not may_draft(branch) or not row.flags.sample:
+        drafts = draft.proposed.get(branch.key)
+        if drafts is None or not may_draft(branch) or not row.flags.sample:
             continue
         count = min(len(drafts), budget, chunk - 1, branch.token_limit - branch.num_tokens - 1)
         if count > 0 and draft.allowance is not None:
             count = draft.allowance.verify(row.start, count)
         deltas = reserve(branch, 1 + count, draft) if count > 0 else None
         if deltas is not None:
-            row.token_ids += drafts[:count]
-            row.num_drafts, row.reason = count, f"{row.reason} with {count} drafts"
+            _lengthen(row, drafts.first(count))
             row.page_deltas += deltas
             budget -= count
+
+
+def _lengthen(row: ScheduledRow, drafts: DraftTree) -> None:
+    row.token_ids += drafts.token_ids
+    row.num_drafts, row.reason = len(drafts), f"{row.reason} with {len(drafts)} drafts"
+    if not drafts.is_chain:
+        row.flags, row.reason = replace(row.flags, parent_rows=drafts.parent_rows()), f"{row.reason} in a tree"
+
+
+def drawn_path(row: ScheduledRow, outcome: RowResult) -> list[int]:
+    """The rows (`ScheduledRow.parent_rows`) along the drafts that were drawn, from the last known token's on."""
+    return rows_along(row.drafts, row.parent_rows, outcome.token_ids[:-1])
 
 
 def draft_fault(row: ScheduledRow, outcome: RowResult) -> str | None:
@@ -61,7 +104,7 @@ def draft_fault(row: ScheduledRow, outcome: RowResult) -> str | None:
     tokens, most = outcome.token_ids, (1 + row.num_drafts) * row.flags.sample
     if not int(row.flags.sample) <= len(tokens) <= most:
         return f"the model returned {len(tokens)} tokens for a row that samples {most}"
-    if tokens[:-1] != row.drafts[: len(tokens) - 1] and len(tokens) > 1:
+    if len(tokens) > 1 and len(drawn_path(row, outcome)) < len(tokens):
         return f"the model went on from drafts {list(row.drafts)}, and drew {list(tokens)}"
     return None
 

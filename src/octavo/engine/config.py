@@ -134,6 +134,7 @@ class EngineConfig:
             asked.get("num_speculative_tokens", self.num_speculative_tokens),
             asked.get("prompt_lookup_min", self.prompt_lookup_min),
             asked.get("prompt_lookup_max", self.prompt_lookup_max),
+            tree=asked.get("tree", False),
         )
 
     @property

@@ -37,26 +37,26 @@ class Constraints:
         Raises ``RowError`` for the rows whose grammar cannot be followed.
         """
         faults: dict[int, OctavoError] = {}
-        for row, number, index, drafts in self._draws(numbers, indices, others) if self._slots else ():
+        for row, number, index, tree in self._draws(numbers, indices, others) if self._slots else ():
             try:
-                self._constrain(self._slots[number], index, drafts)
+                self._constrain(self._slots[number], index, tree)
             except (GrammarFault, InvalidInput) as error:
                 faults[row] = error
         if faults:
             raise RowError(list(faults), f"{CANNOT_FOLLOW}: {next(iter(faults.values()))}")
 
-    def _constrain(self, slot: Slot, index: int, drafts: Sequence[int]) -> None:
+    def _constrain(self, slot: Slot, index: int, tree: ScheduledRow | None) -> None:
         if self._grammars is None:
             raise GrammarFault("this engine has no grammars")
-        slot.constrain(self._grammars, index, drafts)
+        slot.constrain(self._grammars, index, tree)
 
     def _draws(
         self, numbers: Sequence[int], indices: Sequence[int], others: Sequence[ScheduledRow]
-    ) -> Iterator[tuple[int, int, int, Sequence[int]]]:
-        """(row, slot, output index, drafts) of those that follow a grammar."""
+    ) -> Iterator[tuple[int, int, int, ScheduledRow | None]]:
+        """(row, slot, output index, who may have drafts) of those that follow a grammar."""
         for row, number in enumerate(numbers):
             if number in self._slots:
-                yield row, number, indices[row], ()
+                yield row, number, indices[row], None
         for row, other in enumerate(others, len(numbers)):
             if other.flags.sample and other.slot in self._slots:
-                yield row, other.slot, other.output_index, other.drafts
+                yield row, other.slot, other.output_index, other

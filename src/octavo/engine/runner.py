@@ -31,10 +31,11 @@ from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Lookup, accepted
 from octavo.engine.adapters import AdapterTable
 from octavo.engine.constraints import Constraints
-from octavo.engine.draws import Answer, Wanted, sampling_tokens, take_drawn, wanted_of, without
+from octavo.engine.draws import Answer, Wanted, take_drawn, wanted_of, without
 from octavo.engine.pooling import PooledRows
 from octavo.engine.slots import Slot
 from octavo.engine.tiers import Tiers
+from octavo.engine.trees import indices_of, moves_of, positions_of, token_rows, trees_of
 
 NOTHING_LEFT = "what is allowed and what is banned leave no token"
 _NOT_FINITE = "the model gave no finite logit; check the weights and the prompt"
@@ -96,7 +97,19 @@ class ModelRunner:
             return StepResult(decision.step, ())
         rows = decision.rows if isinstance(decision.rows, StepRows) else _as_others(decision.rows)
         drawn = self._draw(rows)
-        return StepResult(decision.step, _as_columns(rows, self._answer(tuple(rows))) if drawn is None else drawn)
+        results = _as_columns(rows, self._answer(tuple(rows))) if drawn is None else drawn
+        self._compact(rows.others, results[len(rows.slots) :])
+        return StepResult(decision.step, results)
+
+    def _compact(self, rows: Sequence[ScheduledRow], results: Sequence[RowResult]) -> None:
+        """Have the drafts that were drawn in the slots of their positions, where they were in a tree."""
+        moves: list[tuple[int, int]] = []
+        for row, result in zip(rows, results, strict=True):
+            if row.flags.parent_rows:
+                tables = self._slots[row.slot].pages if self._arrays is None else self._arrays.tables.array[:, row.slot]
+                moves += moves_of(row, result, tables, self.kv_pool.page_size)
+        if moves:
+            self.backend.move_slots(self.kv_pool, moves)
 
     # -- one call for everything: the backend draws as it computes
 
@@ -129,16 +142,23 @@ class ModelRunner:
         return DrawnRows(ids[: len(rows.slots)], others)
 
     def _drawn_row(
-        self, row: ScheduledRow, draws: int, ruled: Sequence[SamplingRow], ids: Iterator[int], apart: Iterator[Any]
+        self,
+        row: ScheduledRow,
+        places: Sequence[int],
+        ruled: Sequence[SamplingRow],
+        ids: Iterator[int],
+        apart: Iterator[Any],
     ) -> RowResult:
         if not row.flags.sample:
             return RowResult()
         if not row.num_drafts:
             return RowResult((next(ids),), (self._arrays.logprobs(row.slot),) if _wants_logprobs(row) else ())
-        drawn, found = tuple(islice(ids, draws)), list(islice(apart, len(ruled)))
-        count = accepted(row.drafts, drawn)
-        self._slots[row.slot].accept(row, drawn[:count])
-        return RowResult(drawn[:count], tuple(each.answer() for each in found[:count] if each is not None))
+        drawn = dict(zip(places, ids, strict=False))
+        found = dict(zip(places, islice(apart, len(ruled)), strict=False))
+        path = accepted(row.drafts, row.parent_rows, drawn)
+        tokens = tuple(drawn[place] for place in path)
+        self._slots[row.slot].accept(row, tokens)
+        return RowResult(tokens, tuple(found[at].answer() for at in path if found.get(at) is not None))
 
     def _follow(self, rows: StepRows, slots: Sequence[Slot]) -> None:
         """Tell the backend of the step's tokens where counts or banned ids depend on them."""
@@ -157,21 +177,21 @@ class ModelRunner:
             self._arrays.refresh(number, slot.sampling_row(choice, output_index))
             slot.told = output_index
 
-    def _mixed_batch(self, rows: StepRows, draws: Sequence[tuple[int, list[SamplingRow]]]) -> ForwardBatch:
-        """Plain decodes, then the others, each of which samples as many tokens as ``draws`` says."""
+    def _mixed_batch(self, rows: StepRows, draws: Sequence[tuple[Sequence[int], list[SamplingRow]]]) -> ForwardBatch:
+        """Plain decodes, then the others, each of which samples from the rows of its tree that ``draws`` says."""
         tokens, positions, lens = list(rows.token_ids), list(rows.starts), [1] * len(rows.slots)
         logit_rows = list(range(len(lens)))
         slots, indices = list(rows.slots), list(rows.output_indices)
         verified: dict[int, list[SamplingRow]] = {}  # by the first draw of a row whose draws differ in more than index
-        for row, (count, ruled) in zip(rows.others, draws, strict=True):
+        for row, (places, ruled) in zip(rows.others, draws, strict=True):
             tokens += row.token_ids
-            positions += range(row.start, row.start + len(row.token_ids))
+            positions += positions_of(row)
             lens.append(len(row.token_ids))
-            logit_rows += sampling_tokens(row, len(tokens), count)
+            logit_rows += token_rows(row, len(tokens), places)
             if ruled:
                 verified[len(slots)] = ruled
-            slots += [row.slot] * count
-            indices += range(row.output_index, row.output_index + count)
+            slots += [row.slot] * len(places)
+            indices += indices_of(row, places)
         batch: ForwardBatch = self.backend.batch(
             tokens,
             positions,
@@ -181,6 +201,7 @@ class ModelRunner:
             table_rows=rows.slots + [row.slot for row in rows.others],
             logit_rows=logit_rows,
             no_write=[False] * len(rows.slots) + [row.flags.no_write for row in rows.others],
+            parent_rows=trees_of(len(rows.slots), rows.others),
         )
         if self.adapters is not None:
             self._arrays.attach(batch)
@@ -195,8 +216,8 @@ class ModelRunner:
         slots = [self._slot(row) for row in rows]
         self._constraints.prepare((), (), rows)
         asked = [slot.sampling_rows(row) for row, slot in zip(rows, slots, strict=True)]
-        asks = [ask for each in asked for ask in each]
-        wanted = wanted_of(rows, slots, [len(each) for each in asked])
+        asks = [ask for each in asked for ask in each.values()]
+        wanted = wanted_of(rows, slots, [list(each) for each in asked])
         batch = self._batch(rows, slots, wanted)
         if len(asks) == len(wanted.logit_rows) and self.lookup is None:  # a backend may draw while it computes
             batch.sampling = tuple(asks)
@@ -265,13 +286,14 @@ class ModelRunner:
             tables, where = self._arrays.tables.array, {"table_rows": [row.slot for row in rows]}
         batch: ForwardBatch = self.backend.batch(
             [token for row in rows for token in row.token_ids],
-            [position for row in rows for position in range(row.start, row.start + len(row.token_ids))],
+            [position for row in rows for position in positions_of(row)],
             [len(row.token_ids) for row in rows],
             tables,
             self.kv_pool,
             logit_rows=wanted.logit_rows,
             no_write=[row.flags.no_write for row in rows],
             request_ids=[row.request_id for row in rows],
+            parent_rows=trees_of(0, rows),
             **where,
         )
         if self.adapters is not None:
@@ -308,7 +330,7 @@ class ModelRunner:
         answers: list[Answer],
     ) -> None:
         """Sample the rows that ask for it; a row without a finite logit leaves with an error and the rest go on."""
-        left = [i for i, (_, row) in enumerate(wanted.sampled) if answers[row].error is None]
+        left = [i for i, (_, row, _) in enumerate(wanted.sampled) if answers[row].error is None]
         while left:
             raw = self._select(logits, batch, [wanted.sampled[i][0] for i in left], len(wanted.logit_rows))
             asked = batch.sampling if len(batch.sampling) == len(left) else [asks[i] for i in left]
@@ -323,8 +345,7 @@ class ModelRunner:
                     these = [i for i in lost if leaves_a_token(asks[i], size) is not none_left]
                     left = without(left, these, wanted, why, answers)
                 continue
-            owners = [wanted.sampled[i][1] for i in left]
-            drawn = take_drawn(owners, ids, rows, answers)
+            drawn = take_drawn([wanted.sampled[i][1:] for i in left], ids, rows, answers)
             self._logprobs(raw, batch, rows, drawn, answers)
             return
 

@@ -16,6 +16,7 @@ from octavo.backends.history import History
 from octavo.backends.ops import NO_ADAPTER, SamplingRow
 from octavo.backends.sampling import has_penalties
 from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit
+from octavo.core.draft_tree import path_of
 from octavo.core.errors import InvariantBroken
 from octavo.decoding.grammar import GrammarCompiler, OutputMasks
 from octavo.decoding.processors import processor
@@ -54,7 +55,7 @@ class Slot:
         self.changes_until = sys.maxsize if self.follows else fixed_from
         self.adapter = NO_ADAPTER  # its place
         self.told = 0  # the output index of which the backend was told last
-        self._masks: list[bytes | None] = [None]  # what the grammar allows next, and behind drafts that it allows
+        self._masks: dict[int, bytes] = {}  # by row of the draft tree: what the grammar allows behind it
         self._output_masks: OutputMasks | None = None
 
     def update(self, row: ScheduledRow) -> None:
@@ -90,37 +91,48 @@ class Slot:
             output_counts=self.output_counts,
             banned_now=banned + self.end_ids if output_index < self.params.min_tokens else banned,
             penalties=penalties,
-            grammar_mask=self._masks[0],
+            grammar_mask=self._masks.get(0),
             guess=-1 if self._lookup is None else self._lookup.next(self.tokens),
         )
 
-    def sampling_rows(self, row: ScheduledRow) -> list[SamplingRow]:
-        """Those of all tokens that a row samples; each sees the drafts before it as if they were known.
+    def sampling_rows(self, row: ScheduledRow) -> dict[int, SamplingRow]:
+        """Those of all tokens that a row samples, by row of its tree; each sees the drafts before it as if they were
+        known.
 
-        Nothing is sampled from a draft on behind which that fails: if the draft is right, the next step has to tell.
+        Nothing is sampled behind a draft with which that fails: if the draft is right, the next step has to tell.
         """
         if not row.num_drafts or not row.flags.sample:
-            return [self.sampling_row(row.choice, row.output_index)] if row.flags.sample else []
-        rows: list[SamplingRow] = []
-        masks: list[bytes | None] = self._masks if self.params.grammar is not None else [None] * (1 + row.num_drafts)
+            return {0: self.sampling_row(row.choice, row.output_index)} if row.flags.sample else {}
+        found: dict[int, SamplingRow] = {}
+        drafts, parents = row.drafts, row.parent_rows
         try:
-            for count, mask in enumerate(masks):
-                self.follow(row.num_tokens, row.drafts[:count], row.num_tokens + count)
-                found = self.sampling_row(row.choice, row.output_index + count)
-                rows.append(replace(found, output_counts=TokenCounts.of(found.output_counts), grammar_mask=mask))
-        except Exception:  # of a processor of logits: whatever it raises
-            if not rows:
-                raise
+            for place in range(1 + row.num_drafts) if self.params.grammar is None else self._masks:
+                if place and parents[place] not in found:
+                    continue
+                path = [drafts[i - 1] for i in path_of(parents, place)[1:]]
+                try:
+                    found[place] = self._behind(row, path, place)
+                except Exception:  # of a processor of logits: whatever it raises
+                    if not place:
+                        raise
         finally:
             self.follow(row.num_tokens, (), row.num_tokens)
-        return rows
+        return found
 
-    def draws(self, row: ScheduledRow) -> tuple[int, list[SamplingRow]]:
-        """How many tokens a row samples; and, if they differ in more than their index, what is to be known of each."""
+    def _behind(self, row: ScheduledRow, path: Sequence[int], place: int) -> SamplingRow:
+        """What a backend must know to draw the token behind these drafts."""
+        self.follow(row.num_tokens, path, row.num_tokens + len(path))
+        found = self.sampling_row(row.choice, row.output_index + len(path))
+        return replace(found, output_counts=TokenCounts.of(found.output_counts), grammar_mask=self._masks.get(place))
+
+    def draws(self, row: ScheduledRow) -> tuple[Sequence[int], list[SamplingRow]]:
+        """The rows of its tree that a row samples; and, if they differ in more than their index, what is to be known of
+        each.
+        """
         if not row.num_drafts or not self.is_ruled(row):
-            return (1 + row.num_drafts) * row.flags.sample, []
+            return range((1 + row.num_drafts) * row.flags.sample), []
         rows = self.sampling_rows(row)
-        return len(rows), rows
+        return list(rows), list(rows.values())
 
     def accept(self, row: ScheduledRow, drawn: Sequence[int]) -> None:
         """Of a row's drafts, those that were drawn; the last token drawn comes with the next row."""
@@ -130,8 +142,8 @@ class Slot:
         """True if the tokens that a row samples differ in more than their index: by counts, bans or logprobs."""
         return self.params.wants_logprobs or row.output_index < self.changes_until
 
-    def constrain(self, grammars: GrammarCompiler, output_index: int, drafts: Sequence[int] = ()) -> None:
-        """Make the masks for output token ``output_index``, before which all are known, and behind ``drafts``.
+    def constrain(self, grammars: GrammarCompiler, output_index: int, row: ScheduledRow | None = None) -> None:
+        """Make the masks for output token ``output_index``, before which all are known, and behind a row's drafts.
 
         Raises ``GrammarFault`` or ``InvalidInput`` if the grammar cannot be followed.
         """
@@ -141,7 +153,8 @@ class Slot:
         if self._output_masks is None:
             start = partial(grammars.matcher, grammar)
             self._output_masks = OutputMasks(start, self.tokens, self.num_prompt_tokens, self.end_ids)
-        self._masks = list(self._output_masks.behind(output_index, drafts))
+        tree = () if row is None else (row.drafts, row.parent_rows)
+        self._masks = self._output_masks.behind(output_index, *tree)
 
     def carried(self, start: int) -> Any:
         """What pooling the tokens before ``start`` came to, where all of them are pooled.

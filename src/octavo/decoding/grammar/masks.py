@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
 
+from octavo.core.draft_tree import path_of
 from octavo.decoding.grammar.matcher import GrammarFault, Matcher, allows
 
 __all__ = ["OutputMasks"]
@@ -28,20 +30,24 @@ class OutputMasks:
         """Of the output, only the first ``length`` tokens still stand."""
         self._agreed = min(self._agreed, length)
 
-    def behind(self, length: int, drafts: Sequence[int]) -> list[bytes]:
-        """The mask behind ``length`` output tokens, then those behind each of ``drafts``: up to one that the grammar
-        does not allow, that ends the output, or behind which it cannot be followed.
+    def behind(self, length: int, drafts: Sequence[int] = (), parents: Sequence[int] = (-1,)) -> dict[int, bytes]:
+        """The masks behind ``length`` output tokens (row 0) and behind ``drafts`` (rows 1, 2, ..., of a `DraftTree`).
+        There is none behind a draft that the grammar does not allow, that ends the output, or behind which it cannot
+        be followed, nor behind those that follow it.
 
         Raises ``GrammarFault`` or ``InvalidInput`` if the grammar cannot be followed behind the output itself.
         """
         matcher, mask = self._at(length)
-        found = [mask]
+        found, at = {0: mask}, [0]  # masks; the rows along which the matcher stands
         try:
-            for draft in drafts:
-                if draft in self._end_ids or not allows(found[-1], draft):
-                    break
-                matcher.accept([draft])
-                found.append(matcher.mask())
+            for row, (draft, parent) in enumerate(zip(drafts, parents[1:], strict=True), 1):
+                if parent not in found or draft in self._end_ids or not allows(found[parent], draft):
+                    continue
+                path = path_of(parents, row)
+                common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(at, path, strict=False)))
+                matcher.rollback(len(at) - common)
+                matcher.accept([drafts[i - 1] for i in path[common:]])
+                found[row], at = matcher.mask(), path
             matcher.rollback(matcher.length - length)
         except GrammarFault:  # nobody has drawn that draft yet; a matcher that is spoilt now is replaced in `_at`
             pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from octavo.decoding.speculation.tree import DraftTree
+from octavo.core.draft_tree import DraftTree
 
 __all__ = ["SuffixAutomaton"]
 

@@ -10,7 +10,7 @@ from octavo.decoding.speculation.control import DraftControl
 from octavo.decoding.speculation.ngram import NgramProposer
 from octavo.decoding.speculation.proposer import Proposer
 from octavo.decoding.speculation.speculator import Speculator
-from octavo.decoding.speculation.suffix import SuffixProposer
+from octavo.decoding.speculation.suffix import SuffixProposer, SuffixTreeProposer
 
 __all__ = ["METHODS", "asked_of", "make_speculator"]
 
@@ -27,7 +27,7 @@ def asked_of(config: str) -> dict[str, Any]:
         found = json.loads(config)
     except ValueError:
         found = None
-    known = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "verifier")
+    known = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "verifier", "tree")
     if not isinstance(found, dict):
         raise InvalidInput("speculative_config", config, 'give a JSON object: {"method": "ngram"}')
     for name in found:
@@ -35,20 +35,27 @@ def asked_of(config: str) -> dict[str, Any]:
             raise InvalidInput(f"speculative_config.{name}", found[name], f"is not known; known are {', '.join(known)}")
     if found.get("verifier", VERIFIERS[0]) not in VERIFIERS:
         raise InvalidInput("speculative_config.verifier", found["verifier"], f"give one of {', '.join(VERIFIERS)}")
+    if not isinstance(found.get("tree", False), bool):
+        raise InvalidInput("speculative_config.tree", found["tree"], "give true or false")
     return found
 
 
 def make_speculator(
-    method: str, most: int, shortest: int = 2, longest: int = 6, *, adapts: bool = True
+    method: str, most: int, shortest: int = 2, longest: int = 6, *, adapts: bool = True, tree: bool = False
 ) -> Speculator | None:
-    """Speculation of at most ``most`` drafts a step and branch; None for no method. Raises ``InvalidInput``."""
+    """Speculation of at most ``most`` drafts a step and branch, with ``tree`` as a tree; None for no method. Raises
+    ``InvalidInput``.
+    """
     limits = {"num_speculative_tokens": most, "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
             raise InvalidInput(name, value, f"give 1 to {MOST}")
     if method not in ("", *METHODS):
         raise InvalidInput("speculative", method, f"give one of {', '.join(METHODS)}, or nothing")
+    if tree and method != "suffix":
+        raise InvalidInput("speculative_config.tree", tree, "goes with suffix: others guess one continuation")
     if not method:
         return None
-    proposer: Proposer = NgramProposer(shortest, longest) if method == "ngram" else SuffixProposer()
+    suffix = SuffixTreeProposer if tree else SuffixProposer
+    proposer: Proposer = NgramProposer(shortest, longest) if method == "ngram" else suffix()
     return Speculator(proposer, most, DraftControl() if adapts else None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from octavo.core.speculation import Guess
+
 __all__ = ["BranchKey", "Proposer"]
 
 BranchKey = tuple[str, int]  # (request id, choice)
@@ -16,7 +18,7 @@ class Proposer(Protocol):
     def open(self, branch_key: BranchKey, namespace: str, num_prompt_tokens: int) -> None:
         """A branch comes. What it says may help others of its ``namespace`` (of the prefix cache) and nobody else."""
 
-    def propose(self, branch_key: BranchKey, token_ids: Sequence[int], most: int) -> Sequence[int]:
+    def propose(self, branch_key: BranchKey, token_ids: Sequence[int], most: int) -> Guess:
         """At most ``most`` tokens that may follow ``token_ids``, all known ones of the branch; none: no idea.
 
         ``token_ids`` is the branch's own list: it only grows between two calls, and is neither kept nor changed here.

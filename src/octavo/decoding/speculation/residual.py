@@ -25,8 +25,8 @@ from octavo.backends.numpy_sampling import law
 from octavo.backends.ops import SamplingRow
 from octavo.backends.random import MASK32
 from octavo.backends.sampling import refuse_undrawable
+from octavo.core.draft_tree import DraftTree
 from octavo.core.errors import InvalidInput
-from octavo.decoding.speculation.tree import DraftTree
 
 __all__ = [
     "ACCEPT_COIN",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from octavo.core.batch import RowResult, ScheduledRow, StepRows
 from octavo.core.request import Branch
-from octavo.core.speculation import may_draft
+from octavo.core.speculation import Guess, drawn_path, may_draft
 from octavo.decoding.speculation.control import DraftControl, Taken
 from octavo.decoding.speculation.proposer import BranchKey, Proposer
 
@@ -31,15 +31,15 @@ class Speculator:
         self.stats = SpeculationStats()
         self._branches: dict[BranchKey, tuple[Branch, Taken]] = {}
         self._requests: dict[str, list[int]] = {}  # drafts of those that live, and drawn ones
-        self._guessed: dict[BranchKey, Sequence[int]] = {}  # for the last plan
+        self._guessed: dict[BranchKey, Guess] = {}  # for the last plan
         self._empty = self._ahead = 0  # calls without a draft, one after the other; steps that may be planned ahead
 
-    def drafts(self, running: Sequence[Branch]) -> dict[BranchKey, Sequence[int]]:
+    def drafts(self, running: Sequence[Branch]) -> dict[BranchKey, Guess]:
         """Drafts for those that run, for the plan that follows."""
         able = [branch for branch in running if may_draft(branch)]
         states = [self._state(branch) for branch in able]
         counts = [self.most] * len(able) if self.control is None else self.control.share(len(able), states, self.most)
-        found: dict[BranchKey, Sequence[int]] = {}
+        found: dict[BranchKey, Guess] = {}
         for branch, count in zip(able, counts, strict=True):
             said = self.proposer.propose(branch.key, branch.token_ids, count) if count else ()
             if said:
@@ -67,13 +67,14 @@ class Speculator:
             if row.num_drafts and (row.request_id, row.choice) not in self._guessed:
                 decodes_only = False  # a grammar forced them: nothing is learned from that
             elif row.num_drafts:
-                self._saw(row, len(result.token_ids) - 1)
+                self._saw(row, drawn_path(row, result))
         self.stats.steps += drafts > 0
         if self.control is not None and decodes_only:
             self.control.measured(plain + len(others), drafts, tokens, seconds)
 
-    def _saw(self, row: ScheduledRow, taken: int) -> None:
-        taken = max(taken, 0)
+    def _saw(self, row: ScheduledRow, path: Sequence[int]) -> None:
+        taken = len(path) - 1
+        tried = taken + (path[-1] in row.parent_rows)  # those of a tree beside its path were no worse
         self.stats.drafted += row.num_drafts
         self.stats.accepted += taken
         counts = self._requests.setdefault(row.request_id, [0, 0])
@@ -81,9 +82,9 @@ class Speculator:
         counts[1] += taken
         known = self._branches.get((row.request_id, row.choice))
         if known is not None:
-            known[1].saw(row.num_drafts, taken)
+            known[1].saw(tried, taken)
         if self.control is not None:
-            self.control.saw(row.num_drafts, taken)
+            self.control.saw(tried, taken)
 
     def ended(self, branch_key: BranchKey) -> None:
         """A choice has ended."""

@@ -10,11 +10,12 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from octavo.core.draft_tree import DraftTree
 from octavo.core.errors import InvalidInput
+from octavo.core.speculation import Guess
 from octavo.decoding.speculation.automaton import ROOT, SuffixAutomaton
-from octavo.decoding.speculation.tree import DraftTree
 
-__all__ = ["NODE_BYTES", "SuffixProposer", "SuffixSettings"]
+__all__ = ["NODE_BYTES", "SuffixProposer", "SuffixSettings", "SuffixTreeProposer"]
 
 NODE_BYTES = 320  # 312 measured
 
@@ -162,7 +163,7 @@ class SuffixProposer:
         """The branch has these tokens."""
         self._take_in(branch_key, token_ids)
 
-    def propose(self, branch_key: Hashable, token_ids: Sequence[int], most: int) -> list[int]:
+    def propose(self, branch_key: Hashable, token_ids: Sequence[int], most: int) -> Guess:
         """Up to `most` drafts, each after the one before."""
         best: tuple[list[int], float] = [], 0.0
         for where, state, length in self._matches(branch_key, token_ids):
@@ -171,7 +172,7 @@ class SuffixProposer:
         return best[0]
 
     def propose_tree(self, branch_key: Hashable, token_ids: Sequence[int], most: int) -> DraftTree:
-        """Up to `most` drafts as a tree."""
+        """Up to `most` drafts as a tree: what most often came, and next to it what came less often."""
         best = DraftTree(), 0.0
         for where, state, length in self._matches(branch_key, token_ids):
             found = where.tree(state, length, self._most(most, length), self.settings.floor)
@@ -206,3 +207,11 @@ class SuffixProposer:
             branch.past.add(token_ids[lead:stop])
         branch.taken = max(branch.taken, stop)
         return branch
+
+
+class SuffixTreeProposer(SuffixProposer):
+    """Its drafts are trees."""
+
+    def propose(self, branch_key: Hashable, token_ids: Sequence[int], most: int) -> DraftTree:
+        """See `propose_tree`."""
+        return self.propose_tree(branch_key, token_ids, most)
