@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,11 @@ class World:
         ]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if label in line)
 
+    def by_label(self, name: str) -> dict[str, float]:
+        """A metric's samples that are not 0, by the last of their labels."""
+        found = re.findall(rf'^{name}{{.*="(.*?)"}} (\S+)$', self.http.get("/metrics").text, re.MULTILINE)
+        return {label: float(value) for label, value in found if float(value)}
+
     # -- whether all is as before
 
     def is_idle(self) -> bool:
@@ -265,3 +270,14 @@ class World:
         """Bound what a process may have (`resource.RLIMIT_...`)."""
         pid = self.processes()[seat]
         resource.prlimit(pid, what, (most, resource.prlimit(pid, what)[1]))
+
+
+@contextmanager
+def closing_of(world: World) -> Iterator[World]:
+    """It ends as it should, or, where something else was wrong, at once."""
+    try:
+        yield world
+    except BaseException:
+        world.close(None)
+        raise
+    world.close()
