@@ -1,6 +1,7 @@
 """Speculation against none: the same engine, pairs of runs, in turn.
 
 python benchmarks/speculation.py copy 16 --tokens 64 --pairs 5 --method ngram
+python benchmarks/speculation.py story 1 --draft-model smollm2-135m-instruct --quantization w4g32
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import argparse
 import time
 from statistics import median
+from typing import Any
 
 from octavo.core.params import SamplingParams
-from octavo.decoding.speculation import METHODS, make_speculator
+from octavo.decoding.speculation import METHODS
 from octavo.engine.llm import LLM
 from octavo.tokenizers.chat import encode_chat
 
@@ -41,14 +43,21 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--method", choices=METHODS, default="ngram")
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--format", default="auto", help="of the model's weights")
+    parser.add_argument("--most", type=int, default=8, help="drafts of a sequence in one step")
+    parser.add_argument("--draft-model", default="", help="in place of --method")
+    parser.add_argument("--quantization", default="auto", help="format of the draft model")
     asked = parser.parse_args()
-    llm = LLM(asked.model, max_seq_len=1024, max_running_requests=asked.streams, say=lambda line: None)
+    config = {"model": asked.draft_model, "quantization": asked.quantization} if asked.draft_model else ""
+    options: dict[str, Any] = {"speculative_config": config, "speculative": "" if config else asked.method}
+    options |= {"max_seq_len": 1024, "max_running_requests": asked.streams, "num_speculative_tokens": asked.most}
+    llm = LLM(asked.model, format=asked.format, say=lambda line: None, **options)
+    speculator = llm.loaded.core.speculator
     prompts = [
         encode_chat(llm.tokenizer, [{"role": "user", "content": ask}]) for ask in asks(asked.task, asked.streams)
     ]
     temperature = 0.0 if asked.task == "copy" else 0.8
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=asked.tokens, ignore_eos=True)
-    speculator = make_speculator(asked.method, 8)
     rates: dict[bool, list[float]] = {False: [], True: []}
     said = None
     llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=2))
@@ -61,9 +70,13 @@ def main() -> None:
         said = outputs
     pairs = " ".join(f"{on / off:.2f}" for off, on in zip(rates[False], rates[True], strict=True))
     off, on, stats = median(rates[False]), median(rates[True]), speculator.stats if speculator else None
-    print(f"{asked.task} x {asked.streams}, {asked.method}: off {off:.0f}, on {on:.0f} tokens/s; pairs {pairs}")
+    name = f"{asked.draft_model} {asked.quantization}" if asked.draft_model else asked.method
+    print(f"{asked.task} x {asked.streams}, {name}: off {off:.0f}, on {on:.0f} tokens/s; pairs {pairs}")
     if stats is not None:
         print(f"steps with drafts {stats.steps}, drafts {stats.drafted}, drawn {stats.accepted}")
+        proposer, control = speculator.proposer, speculator.control
+        print(f"seconds: drafting {proposer.draft_seconds:.2f}, reading {proposer.catch_up_seconds:.2f}, ", end="")
+        print(f"verifying {control.verify_seconds:.2f}, saved {control.saved_seconds:.2f}")
 
 
 if __name__ == "__main__":

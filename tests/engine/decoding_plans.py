@@ -24,7 +24,13 @@ from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.speculation import Guess
 from octavo.decoding.grammar import GrammarCompiler, GrammarFault
-from octavo.decoding.speculation import NgramProposer, Speculator, make_speculator
+from octavo.decoding.speculation import (
+    DraftLimits,
+    DraftModelProposer,
+    NgramProposer,
+    Speculator,
+    make_speculator,
+)
 from octavo.engine.adapters import ReadAdapter
 from octavo.engine.core import EngineCore
 from octavo.engine.fixture import load_fixture
@@ -240,11 +246,11 @@ def make_stage(
     return Stage(quiet, played, folders, page_sizes, [draw_ask(rng) for _ in range(asks)])
 
 
-def play_all(stages: Sequence[Stage], count: int, seen: Counter[str]) -> None:
+def play_all(stages: Sequence[Stage], count: int, seen: Counter[str], kind: Callable[..., Play] | None = None) -> None:
     """Combination after combination; one that fails tells its number."""
     for number in range(count):
         try:
-            Play(stages[number % len(stages)], random.Random(number), seen).run()
+            (kind or Play)(stages[number % len(stages)], random.Random(number), seen).run()
         except BaseException as error:
             raise AssertionError(f"combination {number}: {error}"[:8000]) from error
 
@@ -403,3 +409,19 @@ def common(answers: Sequence[Answer], others: Sequence[Answer]) -> list[Answer]:
         Answer(tokens=answer.tokens[:count], logprobs=answer.logprobs[:count])
         for answer, count in zip(answers, counts, strict=True)
     ]
+
+
+class DraftModelPlay(Play):
+    """Drafts come from a draft model, where there are any: the model itself without its adapters."""
+
+    def _speculator(self, engine: Engine, core: Any) -> Any:
+        parts, pages = self.stage.quiet, core.kv.allocator.num_pages
+        proposer = DraftModelProposer(
+            parts.model,
+            parts.backend,
+            parts.weights,
+            num_pages=pages if pages % 3 else 4,
+            page_size=core.kv.page_size,
+            limits=DraftLimits(9, 2, 40, 5) if pages % 2 else DraftLimits(64, 8, MAX_SEQ_LEN, 64),
+        )
+        return Speculator(proposer, max(1, engine.most))

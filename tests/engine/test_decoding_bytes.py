@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from decoding_asks import FEATURES, asked, goes_with
-from decoding_plans import make_stage, play_all
+from decoding_plans import DraftModelPlay, make_stage, play_all
 from engine_harness import MODELS
 
 COMBINATIONS = int(os.environ.get("OCTAVO_COMBINATIONS", "100"))
@@ -44,6 +44,13 @@ def test_all_of_decoding_at_once(adapter_folder: Any) -> None:
     assert seen["played"] == COMBINATIONS
     # a guard that never met its danger proves nothing
     assert COMBINATIONS < 100 or all(seen[danger] for danger in DANGERS), seen
+
+
+def test_a_draft_model_beside_all_of_decoding(adapter_folder: Any) -> None:
+    seen: Counter[str] = Counter()
+    stages = [make_stage(model, adapter_folder, asks=8, page_sizes=(1, 2, 4, 16)) for model in sorted(MODELS)]
+    play_all(stages, 10, seen, DraftModelPlay)
+    assert all(seen[danger] for danger in ("drafts", "drafts of grammars", "drafts of adapters", "overlap", "restored"))
 
 
 def told_in_docs() -> set[frozenset[str]]:

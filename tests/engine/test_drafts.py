@@ -62,7 +62,7 @@ def test_a_config_in_the_spelling_of_vllm() -> None:
         "[]",
         "{",
         '{"method": "eagle"}',
-        '{"model": "x"}',
+        '{"method": "draft_model"}',
         '{"method": "ngram", "num_speculative_tokens": "3"}',
     ):
         with pytest.raises(InvalidInput):

@@ -64,6 +64,31 @@ def test_never_slower_than_none(machine: Machine, rows: int, chances: list[float
     assert gain(machine, rows, chances, 600 if rows > 4 else 1500) >= 0.98
 
 
+@pytest.mark.parametrize("outputs", [8, 200])
+@pytest.mark.parametrize("each", [0.0001, 0.02])
+@pytest.mark.parametrize("chance", [0.0, 0.9])
+def test_reading_before_the_first_draft_has_to_be_gained_as_well(outputs: int, each: float, chance: float) -> None:
+    """A draft model that reads each prompt in eight steps, of which nothing comes yet: 0.01 s a step."""
+    control, dice, machine = DraftControl(), random.Random(3), MEMORY_BOUND
+    tokens = spent = 0.0
+    for _ in range(30000 // outputs):
+        branch, said, unread = Taken(control.chance), 0, 8
+        while said < outputs:
+            [count] = control.share(1, [branch], MOST)
+            reads, taken = bool(count and unread), 0
+            unread -= reads
+            count *= not unread and not reads
+            while taken < count and dice.random() < chance:
+                taken += 1
+            if count:
+                branch.saw(count, taken)
+                control.saw(count, taken)
+            seconds = machine.seconds(1, count) + each * count
+            control.measured(1, count, 1 + taken, seconds, each * count, 0.01 * reads)
+            tokens, spent, said = tokens + 1 + taken, spent + seconds + 0.01 * reads, said + 1 + taken
+    assert tokens / spent * machine.seconds(1, 0) >= 0.98
+
+
 def test_much_faster_where_drafts_are_right_and_cheap() -> None:
     assert gain(MEMORY_BOUND, 1, [0.95]) > 5.0
     assert gain(COMPUTE_BOUND, 1, [0.95]) > 1.8

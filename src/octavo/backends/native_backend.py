@@ -427,7 +427,8 @@ class NativeModel:
 
 
 def _limits(scheduling: Any) -> StepLimits:
-    return StepLimits(scheduling.max_batched_tokens, scheduling.max_running_requests, scheduling.max_seq_len)
+    rows = getattr(scheduling, "max_logit_rows", 0)
+    return StepLimits(scheduling.max_batched_tokens, scheduling.max_running_requests, scheduling.max_seq_len, rows)
 
 
 def _floats(values: Any) -> Floats:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.backends.adapters import AdapterRoom
 from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
-from octavo.decoding.speculation import METHODS, Speculator, asked_of, make_speculator
+from octavo.decoding.speculation import DRAFT_MODEL, METHODS, Proposer, Speculator, asked_of, make_speculator
 from octavo.engine.adapters import MAX_LORAS, MAX_RANK, check_name
 from octavo.engine.memory import parse_size
 
@@ -59,7 +59,10 @@ class EngineConfig:
     priority_ageing_s: float = _flag(60.0, "Seconds of waiting that count as one level of priority; 0: never.")
     tenant_weights: str = _flag("", "Shares of tenants under the fair policy, 1 where not named: alice=3,bob=2.")
     speculative: str = _flag("", f"Guess tokens ahead and verify them: {', '.join(METHODS)}; empty: off. Same tokens.")
-    speculative_config: str = _flag("", 'The same as a JSON object: {"method": "ngram", "num_speculative_tokens": 4}.')
+    speculative_config: str = _flag(
+        "",
+        'The same as a JSON object: {"method": "draft_model", "model": "NAME", "num_speculative_tokens": 4}.',
+    )
     num_speculative_tokens: int = _flag(8, "Most guesses of a sequence in one step; what pays is measured.")
     prompt_lookup_min: int = _flag(2, "Tokens that must have come before for ngram to guess what follows.")
     prompt_lookup_max: int = _flag(6, "Tokens that ngram compares at most.")
@@ -85,7 +88,7 @@ class EngineConfig:
             _one_of(f"kv_dtype with backend={self.backend}", self.kv_dtype, ("auto", "fp32"))
         make_policy(self.policy)
         self.speculator()
-        _ = self.lookup
+        _ = self.lookup, self.draft_model
         self.policy_settings()
         for name in (
             *("page_size", "max_running_requests", "max_batched_tokens", "max_prefill_chunk", "disk_kv_wait_ms"),
@@ -124,9 +127,27 @@ class EngineConfig:
         """``host_kv_memory`` in bytes."""
         return 0 if self.host_kv_memory == "" else parse_size(self.host_kv_memory, "host_kv_memory")
 
-    def speculator(self) -> Speculator | None:
-        """A new one, if tokens are guessed. Raises ``InvalidInput``."""
+    @property
+    def draft_model(self) -> EngineConfig | None:
+        """How the draft model is loaded, if there is one: as the model is, and nothing beside it. Raises
+        ``InvalidInput``.
+        """
         asked = asked_of(self.speculative_config)
+        if "model" not in asked:
+            return None
+        kind = asked.get("quantization", self.format)
+        return replace(
+            self, model=asked["model"], format=kind, speculative_config="", speculative="", lora="", max_loras=0
+        )
+
+    def speculator(self, draft_model: Proposer | None = None) -> Speculator | None:
+        """A new one, if tokens are guessed; ``draft_model`` guesses where one is asked for, and without it nobody does.
+        Raises ``InvalidInput``.
+        """
+        asked = asked_of(self.speculative_config)
+        if self.speculative == DRAFT_MODEL and "model" not in asked:
+            remedy = 'name the model: --speculative-config \'{"method": "draft_model", "model": NAME}\''
+            raise InvalidInput("speculative", self.speculative, remedy)
         if self.speculative and asked.get("method", self.speculative) != self.speculative:
             raise InvalidInput("speculative_config", self.speculative_config, f"is at odds with {self.speculative}")
         return make_speculator(
@@ -135,6 +156,7 @@ class EngineConfig:
             asked.get("prompt_lookup_min", self.prompt_lookup_min),
             asked.get("prompt_lookup_max", self.prompt_lookup_max),
             tree=asked.get("tree", False),
+            draft_model=draft_model,
         )
 
     @property

@@ -263,6 +263,8 @@ class EngineCore:
     def flush_cache(self) -> None:
         """Forget what is cached and nobody uses, at the next step; the index of the disk is written with it."""
         self.scheduler.flush_cache()
+        if self.speculator is not None:
+            self.speculator.proposer.flush()
         if self.tiers is not None and self.tiers.disk is not None:
             self.tiers.disk.is_ahead_of_index = True
             self._index_saved = -math.inf

@@ -6,7 +6,8 @@ import atexit
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from octavo.core.facts import scheduler_facts
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.disk_pages import TAIL_BYTES, DiskPages
+from octavo.engine.draft_model import check_draft, draft_proposer
 from octavo.engine.fixture import load_fixture
 from octavo.engine.formats import resolve_auto
 from octavo.engine.identity import model_digest
@@ -69,17 +71,14 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     anything large is allocated, and whatever the model store raises for a model that cannot be fetched.
     """
     limit_threads(config.threads, say)
-    with no_collections():
-        source = _open(config)
-        try:
-            config = source.with_format(config, say)
-            plan, max_seq_len, running = _plan(config, source)
-            say(plan.describe())
-            if running:
-                say(running)
-            parts = replace(source.load(config), lookup=config.lookup)
-        finally:
-            source.close()
+    with no_collections(), _opened(config) as source, _opened_draft(config, say) as draft:
+        config = source.with_format(config, say)
+        plan, max_seq_len, running = _plan(config, source, draft)
+        say(plan.describe())
+        if running:
+            say(running)
+        parts = replace(source.load(config), lookup=config.lookup)
+        drafts = None if draft is None else draft.source.load(draft.config)
     core = build_core(
         parts,
         num_pages=plan.num_pages,
@@ -93,7 +92,8 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         overlap=config.overlap,
         adapters=config.adapter_room,
     )
-    core.speculator = config.speculator()
+    proposer = None if drafts is None else draft_proposer(config, drafts, parts, plan, max_seq_len)
+    core.speculator = config.speculator(proposer)
     core.load_adapters(config.lora_folders(), say)
     core.metrics.temporary_bytes = plan.needs.activations + plan.needs.workspace
     if config.record or config.disk_kv:
@@ -124,21 +124,14 @@ def _record(core: EngineCore, config: EngineConfig, parts: ModelParts, say: Say)
 
 def plan_engine(config: EngineConfig, *, say: Say = print) -> MemoryPlan:
     """What ``load_engine`` would hold, from headers and shapes alone. Raises ``InvalidInput`` where it does not fit."""
-    with no_collections():
-        source = _open(config)
-        try:
-            return _plan(source.with_format(config, say), source)[0]
-        finally:
-            source.close()
+    with no_collections(), _opened(config) as source, _opened_draft(config, say) as draft:
+        return _plan(source.with_format(config, say), source, draft)[0]
 
 
 def load_parts(config: EngineConfig) -> ModelParts:
     """The model alone, without pages or scheduler."""
-    source = _open(config)
-    try:
+    with _opened(config) as source:
         return replace(source.load(source.with_format(config, lambda line: None)), lookup=config.lookup)
-    finally:
-        source.close()
 
 
 def _pooling(path: Path, weights: Any) -> Pooling:
@@ -147,7 +140,7 @@ def _pooling(path: Path, weights: Any) -> Pooling:
     return pooling_of_folder(path) if path.is_dir() else pooling_of_metadata(weights.metadata)
 
 
-def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int, str]:
+def _plan(config: EngineConfig, source: _Source, draft: _Draft | None) -> tuple[MemoryPlan, int, str]:
     """The memory plan, the longest sequence, and how a compiled model will run (instruction set, formats)."""
     model_config = ModelConfig.from_dict(source.config)
     limit = model_config.max_position_embeddings
@@ -158,12 +151,14 @@ def _plan(config: EngineConfig, source: _Source) -> tuple[MemoryPlan, int, str]:
     max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
     model, backend = source.compiled(config)
     running = model.describe() if hasattr(model, "describe") else ""
-    return plan_for(config, model, backend.name, max_seq_len), max_seq_len, running
+    beside = None if draft is None else draft.beside(model_config, backend)
+    return plan_for(config, model, backend.name, max_seq_len, beside), max_seq_len, running
 
 
-def _compiled(config: EngineConfig, model: Any) -> tuple[Any, Any]:
-    """The model as its backend runs it, and the backend."""
-    backend = create_backend(config.backend, threads=config.threads)
+def _compiled(config: EngineConfig, model: Any, backend: Any) -> tuple[Any, Any]:
+    """The model as its backend runs it, and the backend: a new one, if there is none."""
+    if backend is None:
+        backend = create_backend(config.backend, threads=config.threads)
     if hasattr(backend, "compile"):
         settings = {"format": config.format, "kv_dtype": config.kv_dtype, "adapters": config.adapter_room}
         return backend.compile(model, **settings), backend
@@ -182,10 +177,10 @@ class _Source(ABC):
         self.config = config
         self._compiled: dict[EngineConfig, tuple[Any, Any]] = {}
 
-    def compiled(self, config: EngineConfig) -> tuple[Any, Any]:
+    def compiled(self, config: EngineConfig, backend: Any = None) -> tuple[Any, Any]:
         """The model as its backend runs it, and the backend: what was planned is what is loaded."""
         if config not in self._compiled:
-            self._compiled[config] = _compiled(config, build_model(ModelConfig.from_dict(self.config)))
+            self._compiled[config] = _compiled(config, build_model(ModelConfig.from_dict(self.config)), backend)
         return self._compiled[config]
 
     @abstractmethod
@@ -277,6 +272,19 @@ class _FileSource(_Source):
         self.weights.close()
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """The draft model that a configuration asks for."""
+
+    config: EngineConfig
+    source: _Source
+
+    def beside(self, model_config: ModelConfig, backend: Any) -> Any:
+        """The draft model as it runs on the backend of the model. Raises ``InvalidInput`` if it has other tokens."""
+        check_draft(self.config.model, ModelConfig.from_dict(self.source.config), model_config)
+        return self.source.compiled(self.config, backend)[0]
+
+
 def _sample(tokenizer: Any, vocab_size: int) -> list[int]:
     """Token ids of a text that shows what is loud in a model."""
     from octavo.weights.quant.builtin_text import CALIBRATION
@@ -292,3 +300,22 @@ def _open(config: EngineConfig) -> _Source:
 
     found = ModelStore(config.cache_dir or None, config.offline).resolve(config.model)
     return _FileSource(found.name, found.path)
+
+
+@contextmanager
+def _opened(config: EngineConfig) -> Iterator[_Source]:
+    source = _open(config)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+@contextmanager
+def _opened_draft(config: EngineConfig, say: Say) -> Iterator[_Draft | None]:
+    asked = config.draft_model
+    if asked is None:
+        yield None
+        return
+    with _opened(asked) as source:
+        yield _Draft(source.with_format(asked, say), source)

@@ -111,11 +111,18 @@ class MemoryNeeds:
     page_bytes: int  # one page: all layers of its group, keys and values
     adapters: int = 0  # all places for them
     drafts: int = 0  # what is remembered to guess tokens from
+    draft_model: int = 0  # weights, activations and workspace of a draft model
+    draft_page_bytes: int = 0  # its pages for the tokens of one page
 
     @property
     def fixed(self) -> int:
         """All but pages."""
-        return self.weights + self.adapters + self.drafts + self.activations + self.workspace
+        return self.weights + self.adapters + self.drafts + self.draft_model + self.activations + self.workspace
+
+    @property
+    def page_and_draft_bytes(self) -> int:
+        """One page, and the draft model's for as many tokens."""
+        return self.page_bytes + self.draft_page_bytes
 
 
 @dataclass(frozen=True)
@@ -142,10 +149,15 @@ class MemoryPlan:
         return self.num_pages * self.needs.page_bytes
 
     @property
+    def draft_kv(self) -> int:
+        """Bytes of the draft model's page pool, which has room for as many tokens."""
+        return self.num_pages * self.needs.draft_page_bytes
+
+    @property
     def total(self) -> int:
         """All of it."""
         needs = self.needs
-        return needs.fixed + self.kv + self.host
+        return needs.fixed + self.kv + self.draft_kv + self.host
 
     @property
     def capacity_tokens(self) -> int:
@@ -162,6 +174,8 @@ class MemoryPlan:
             ("weights", self.needs.weights, ""),
             *([("adapters", self.needs.adapters, "")] if self.needs.adapters else []),
             *([("drafts", self.needs.drafts, "at most: what tokens are guessed from")] if self.needs.drafts else []),
+            *([("draft model", self.needs.draft_model, "as it runs")] if self.needs.draft_model else []),
+            *([("draft KV", self.draft_kv, "its own pages, for as many tokens")] if self.draft_kv else []),
             ("KV cache", self.kv, f"{self.num_pages} pages of {self.page_size}: {self.capacity_tokens} tokens"),
             *([("host tier", self.host, self._host_pages())] if self.host else []),
             ("activations", self.needs.activations, ""),
@@ -204,7 +218,7 @@ def plan_memory(
     else:
         # a full sequence may continue inside a shared page: one page a group more than it fills
         wanted = min((one_sequence + num_groups) * max_sequences, max(default_cap // needs.page_bytes, one_sequence))
-        left = wanted if budget is None else (budget - fixed) // needs.page_bytes
+        left = wanted if budget is None else (budget - fixed) // needs.page_and_draft_bytes
         pages = max(0, min(wanted, left))
     plan = MemoryPlan(needs, pages, page_size, num_groups, available, budget, host_pages, disk_buffers)
     _check(plan, one_sequence, max_seq_len, kv_memory)
@@ -212,18 +226,20 @@ def plan_memory(
 
 
 def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int | None) -> None:
-    smallest = one_sequence * plan.needs.page_bytes
+    smallest, beside = one_sequence * plan.needs.page_bytes, one_sequence * plan.needs.draft_page_bytes
     if kv_memory is not None and plan.num_pages < one_sequence:
         remedy = (
             f"one sequence of max_seq_len={max_seq_len} needs {show_size(smallest)}; give that, or lower max_seq_len"
         )
         raise InvalidInput("kv_memory", kv_memory, remedy)
-    fixed = plan.total - plan.kv
-    needed = max(plan.total, fixed + smallest)
+    fixed = plan.total - plan.kv - plan.draft_kv
+    needed = max(plan.total, fixed + smallest + beside)
     if plan.budget is not None and needed > plan.budget:
         needs, host = plan.needs, f"host tier {show_size(plan.host)} + " if plan.host else ""
         host += f"adapters {show_size(needs.adapters)} + " if needs.adapters else ""
         host += f"drafts {show_size(needs.drafts)} + " if needs.drafts else ""
+        drafting = needs.draft_model + max(plan.draft_kv, beside)
+        host += f"draft model {show_size(drafting)} + " if drafting else ""
         remedy = (
             f"weights {show_size(needs.weights)} + KV {show_size(max(plan.kv, smallest))} + {host}activations "
             f"{show_size(needs.activations)} + workspace {show_size(needs.workspace)} = {show_size(needed)} do not "

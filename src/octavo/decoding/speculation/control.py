@@ -136,27 +136,37 @@ class DraftControl:
         floor = log(max(bar, 1e-3))
         return [0 if b.rest else min(most, int(floor / log(b.chance))) if b.chance > 0.0 else 0 for b in branches]
 
-    def measured(self, rows: int, drafts: int, tokens: int, seconds: float) -> None:
-        """A step of ``rows`` decodes and nothing else took so long, with so many drafts, and yielded so many tokens."""
+    def measured(
+        self, rows: int, drafts: int, tokens: int, seconds: float, drafting: float = 0.0, owed: float = 0.0
+    ) -> None:
+        """A step of ``rows`` decodes and nothing else took so long, with so many drafts, and yielded so many tokens.
+
+        ``drafting`` of the seconds went into the drafts. ``owed`` seconds, beside them, went into getting ready for
+        drafts of this step and later ones: they have to be gained as well.
+        """
         if not 0.0 < seconds < inf:
             return
         if rows not in self._sizes and len(self._sizes) >= MOST_SIZES:
             self._sizes.clear()
         size = self._sizes.setdefault(rows, _Size())
+        if owed > 0.0 and size.num_plain:
+            size.spent += rows * owed / size.plain
         if drafts:
-            self._verified(size, rows, drafts, tokens, seconds)
+            self._verified(size, rows, drafts, tokens, seconds, drafting)
             return
+        if owed > 0.0 and size.num_plain:
+            self._counted(size)
         size.num_plain += 1
         size.since_plain = 0
         known = size.plain if size.num_plain > 3 else inf
         size.plain += (min(seconds, 2.0 * known) - size.plain) * max(NEWEST, 1.0 / size.num_plain)
 
-    def _verified(self, size: _Size, rows: int, drafts: int, tokens: int, seconds: float) -> None:
-        size.most = max(size.most, drafts)
-        size.num_verified += 1
+    def _verified(self, size: _Size, rows: int, drafts: int, tokens: int, seconds: float, drafting: float) -> None:
+        is_first, size.most = not size.most, max(size.most, drafts)
         size.since_plain += 1
-        if size.num_verified == 1:
-            return  # the first time costs what later ones do not
+        if is_first:  # it costs what later ones do not
+            size.num_verified += 1
+            return
         keep = 1.0 - NEWEST / 2
         if size.seen:  # what disturbs a step makes it longer: of a long time part is believed, a short one at once
             begin, each = size.cost()
@@ -165,12 +175,17 @@ class DraftControl:
             if 2.0 * (seconds - size.plain) < expected:
                 keep, size.next_rest = 0.25, REST[0]
         over = seconds - size.plain
-        self.verify_seconds += over
+        self.verify_seconds += over - drafting
         self.saved_seconds += (tokens - rows) * size.plain / rows
         for name, value in (("seen", 1.0), ("drafts", drafts), ("squares", drafts * drafts), ("over", over)):
             setattr(size, name, keep * getattr(size, name) + value)
         size.product = keep * size.product + drafts * over
         size.gained, size.spent = keep * size.gained + tokens, keep * size.spent + rows * seconds / size.plain
+        self._counted(size)
+
+    def _counted(self, size: _Size) -> None:
+        """A step in which drafts cost something."""
+        size.num_verified += 1
         if size.num_verified % PROOF == 0:
             self._judge(size)
 

@@ -12,9 +12,11 @@ from octavo.decoding.speculation.proposer import Proposer
 from octavo.decoding.speculation.speculator import Speculator
 from octavo.decoding.speculation.suffix import SuffixProposer, SuffixTreeProposer
 
-__all__ = ["METHODS", "asked_of", "make_speculator"]
+__all__ = ["DRAFT_MODEL", "METHODS", "asked_of", "make_speculator"]
 
 METHODS = ("ngram", "suffix")
+DRAFT_MODEL = "draft_model"
+OF_DRAFT_MODEL = ("model", "quantization")
 VERIFIERS = ("exact", "residual")
 MOST = 64  # drafts, and tokens that are looked up
 
@@ -27,7 +29,8 @@ def asked_of(config: str) -> dict[str, Any]:
         found = json.loads(config)
     except ValueError:
         found = None
-    known = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "verifier", "tree")
+    lookup = ("prompt_lookup_min", "prompt_lookup_max")
+    known = ("method", "num_speculative_tokens", *lookup, "verifier", "tree", *OF_DRAFT_MODEL)
     if not isinstance(found, dict):
         raise InvalidInput("speculative_config", config, 'give a JSON object: {"method": "ngram"}')
     for name in found:
@@ -37,25 +40,41 @@ def asked_of(config: str) -> dict[str, Any]:
         raise InvalidInput("speculative_config.verifier", found["verifier"], f"give one of {', '.join(VERIFIERS)}")
     if not isinstance(found.get("tree", False), bool):
         raise InvalidInput("speculative_config.tree", found["tree"], "give true or false")
+    if "model" in found:
+        found.setdefault("method", DRAFT_MODEL)
+    elif found.get("method") == DRAFT_MODEL:
+        raise InvalidInput("speculative_config.model", None, "name the draft model: a known name, hub id, folder, file")
+    for name in (name for name in OF_DRAFT_MODEL if name in found):
+        if found.get("method") != DRAFT_MODEL or not isinstance(found[name], str) or not found[name]:
+            raise InvalidInput(f"speculative_config.{name}", found[name], f"give a name, with method {DRAFT_MODEL}")
     return found
 
 
 def make_speculator(
-    method: str, most: int, shortest: int = 2, longest: int = 6, *, adapts: bool = True, tree: bool = False
+    method: str,
+    most: int,
+    shortest: int = 2,
+    longest: int = 6,
+    *,
+    adapts: bool = True,
+    tree: bool = False,
+    draft_model: Proposer | None = None,
 ) -> Speculator | None:
-    """Speculation of at most ``most`` drafts a step and branch, with ``tree`` as a tree; None for no method. Raises
-    ``InvalidInput``.
+    """Speculation of at most ``most`` drafts a step and branch, with ``tree`` as a tree; None for no method, and for
+    that of a draft model without ``draft_model``. Raises ``InvalidInput``.
     """
     limits = {"num_speculative_tokens": most, "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
             raise InvalidInput(name, value, f"give 1 to {MOST}")
-    if method not in ("", *METHODS):
-        raise InvalidInput("speculative", method, f"give one of {', '.join(METHODS)}, or nothing")
+    if method not in ("", *METHODS, DRAFT_MODEL):
+        raise InvalidInput("speculative", method, f"give one of {', '.join((*METHODS, DRAFT_MODEL))}, or nothing")
     if tree and method != "suffix":
         raise InvalidInput("speculative_config.tree", tree, "goes with suffix: others guess one continuation")
-    if not method:
+    if not method or (method == DRAFT_MODEL and draft_model is None):
         return None
-    suffix = SuffixTreeProposer if tree else SuffixProposer
-    proposer: Proposer = NgramProposer(shortest, longest) if method == "ngram" else suffix()
+    proposer = draft_model
+    if proposer is None:
+        suffix = SuffixTreeProposer if tree else SuffixProposer
+        proposer = NgramProposer(shortest, longest) if method == "ngram" else suffix()
     return Speculator(proposer, most, DraftControl() if adapts else None)

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from octavo.core.errors import InvalidInput
-from octavo.decoding.speculation.proposer import BranchKey
+from octavo.decoding.speculation.proposer import BranchKey, Proposer
 
 __all__ = ["Lookup", "NgramProposer"]
 
@@ -96,7 +96,7 @@ class Lookup:
         self._index.shrink(token_ids, length)
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """A `Proposer` over the branch's own tokens. Matches of ``shortest`` tokens count, those of ``longest`` suffice."""
 
     def __init__(self, shortest: int = 2, longest: int = 6) -> None:

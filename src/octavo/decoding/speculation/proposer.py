@@ -7,13 +7,17 @@ from typing import Protocol
 
 from octavo.core.speculation import Guess
 
-__all__ = ["BranchKey", "Proposer"]
+__all__ = ["Ask", "BranchKey", "Proposer"]
 
 BranchKey = tuple[str, int]  # (request id, choice)
+Ask = tuple[BranchKey, Sequence[int], int]  # the arguments of `propose`
 
 
 class Proposer(Protocol):
     """Drafts for many branches. Every branch begins with `open` and ends with `drop`; calls for it are in order."""
+
+    draft_seconds: float = 0.0  # that drafts have taken, where that is worth measuring
+    catch_up_seconds: float = 0.0  # that reading took, beside them, of what branches had before their drafts
 
     def open(self, branch_key: BranchKey, namespace: str, num_prompt_tokens: int) -> None:
         """A branch comes. What it says may help others of its ``namespace`` (of the prefix cache) and nobody else."""
@@ -23,12 +27,22 @@ class Proposer(Protocol):
 
         ``token_ids`` is the branch's own list: it only grows between two calls, and is neither kept nor changed here.
         """
+        ...
+
+    def propose_all(self, asks: Sequence[Ask]) -> Sequence[Guess]:
+        """`propose` for several branches at once, one answer each."""
+        return [self.propose(*ask) for ask in asks]
 
     def observe(self, branch_key: BranchKey, token_ids: Sequence[int]) -> None:
         """The branch has these tokens by now, prompt and output; called at its end as well, before `drop`."""
 
     def most_bytes(self, branches: int, tokens: int) -> int:
         """What it takes at most, with so many branches of so many tokens each open at once."""
+        ...
+
+    def flush(self) -> None:
+        """Forget what is kept, of branches that have ended, only to be quicker."""
+        return
 
     def drop(self, branch_key: BranchKey) -> None:
         """The branch has ended, or is forgotten. Idempotent."""

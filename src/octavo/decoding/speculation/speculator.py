@@ -32,6 +32,8 @@ class Speculator:
         self._branches: dict[BranchKey, tuple[Branch, Taken]] = {}
         self._requests: dict[str, list[int]] = {}  # drafts of those that live, and drawn ones
         self._guessed: dict[BranchKey, Guess] = {}  # for the last plan
+        self._seconds = 0.0, 0.0  # of the proposer: drafting, reading; as they stood
+        self._owed = 0.0  # of them, those that no step's drafts have been charged with
         self._empty = self._ahead = 0  # calls without a draft, one after the other; steps that may be planned ahead
 
     def drafts(self, running: Sequence[Branch]) -> dict[BranchKey, Guess]:
@@ -39,11 +41,10 @@ class Speculator:
         able = [branch for branch in running if may_draft(branch)]
         states = [self._state(branch) for branch in able]
         counts = [self.most] * len(able) if self.control is None else self.control.share(len(able), states, self.most)
-        found: dict[BranchKey, Guess] = {}
-        for branch, count in zip(able, counts, strict=True):
-            said = self.proposer.propose(branch.key, branch.token_ids, count) if count else ()
-            if said:
-                found[branch.key] = said
+        self._seconds = self.proposer.draft_seconds, self.proposer.catch_up_seconds
+        asks = [(branch.key, branch.token_ids, count) for branch, count in zip(able, counts, strict=True) if count]
+        answers = self.proposer.propose_all(asks) if asks else ()
+        found = {key: said for (key, _, _), said in zip(asks, answers, strict=True) if said}
         self._guessed = found
         self._empty = 0 if found else min(self._empty + 1, MOST_AHEAD)
         self._ahead = self._empty
@@ -69,8 +70,22 @@ class Speculator:
             elif row.num_drafts:
                 self._saw(row, drawn_path(row, result))
         self.stats.steps += drafts > 0
+        drafting, beside = self._taken(drafts)
         if self.control is not None and decodes_only:
-            self.control.measured(plain + len(others), drafts, tokens, seconds)
+            self.control.measured(plain + len(others), drafts, tokens, seconds - beside, drafting, self._owed)
+            self._owed = 0.0
+
+    def _taken(self, drafts: int) -> tuple[float, float]:
+        """Seconds of this step that went into its drafts, and those that went into reading, or into drafts of which
+        none had room: what later drafts have to bring in.
+        """
+        proposer, (drafted, read) = self.proposer, self._seconds
+        self._seconds = proposer.draft_seconds, proposer.catch_up_seconds
+        drafting, beside = self._seconds[0] - drafted, self._seconds[1] - read
+        if not drafts:
+            drafting, beside = 0.0, beside + drafting
+        self._owed += beside
+        return drafting, beside
 
     def _saw(self, row: ScheduledRow, path: Sequence[int]) -> None:
         taken = len(path) - 1

@@ -14,6 +14,7 @@ from octavo.core.draft_tree import DraftTree
 from octavo.core.errors import InvalidInput
 from octavo.core.speculation import Guess
 from octavo.decoding.speculation.automaton import ROOT, SuffixAutomaton
+from octavo.decoding.speculation.proposer import Proposer
 
 __all__ = ["NODE_BYTES", "SuffixProposer", "SuffixSettings", "SuffixTreeProposer"]
 
@@ -119,7 +120,7 @@ class _Branch:
         self.readers = [self.own, *([self.past] if self.past else [])]
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     """Pure and deterministic: drafts follow from the calls alone. Bounded: `own_nodes` for each branch that is there,
     `past_nodes` for each of `namespaces`.
 
