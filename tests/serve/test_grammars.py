@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -15,6 +17,7 @@ from serve_http import check_error, post
 
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
+from octavo.decoding.grammar import checker as checker_module
 from octavo.decoding.grammar.checker import GrammarChecker
 from octavo.engine.constraints import CANNOT_FOLLOW
 from octavo.serve.grammars import constrained_by
@@ -243,3 +246,21 @@ def test_workers_that_die_between_checks_leave_no_file_open() -> None:
     finally:
         checker.close()
     assert len(set(open_files)) == 1, open_files
+
+
+def test_a_worker_that_stands_still_before_its_first_word_is_given_up(monkeypatch) -> None:
+    def stopped(*args: Any, **options: Any) -> Any:
+        worker = start(*args, **options)
+        os.kill(worker.pid, signal.SIGSTOP)
+        return worker
+
+    checker, start = GrammarChecker(), subprocess.Popen
+    monkeypatch.setattr(checker_module, "_WALL_SECONDS", 0.2)
+    monkeypatch.setattr(checker_module.subprocess, "Popen", stopped)
+    try:
+        with pytest.raises(InvalidInput, match="took more than"):
+            checker.check(Grammar("regex", "a"))
+        monkeypatch.undo()
+        checker.check(Grammar("regex", "b"))
+    finally:
+        checker.close()

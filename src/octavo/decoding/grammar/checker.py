@@ -37,6 +37,7 @@ class GrammarChecker:
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, tuple[str, str] | None] = OrderedDict()  # by digest
         self._worker: subprocess.Popen[bytes] | None = None
+        self._is_new = False  # it has not been told the special tokens yet
         self._end: weakref.finalize[..., GrammarChecker] | None = None  # also runs when the interpreter exits
 
     def check(self, grammar: Grammar) -> None:
@@ -69,6 +70,7 @@ class GrammarChecker:
             worker = self._started()
             clock = threading.Timer(_WALL_SECONDS, worker.kill)
             clock.start()
+            self._greet(worker)
             answer = _ask(worker, {**grammar.to_dict(), "seconds": self.cpu_seconds})
             in_time = clock.is_alive()
             clock.cancel()
@@ -91,8 +93,13 @@ class GrammarChecker:
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": path}
         )
         self._end = weakref.finalize(self, _end, self._worker, os.getpid())
-        _ask(self._worker, self._special)
+        self._is_new = True
         return self._worker
+
+    def _greet(self, worker: subprocess.Popen[bytes]) -> None:
+        if self._is_new:
+            _ask(worker, self._special)
+        self._is_new = False
 
     def _stop(self) -> None:
         self._worker = None
