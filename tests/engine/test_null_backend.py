@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_harness import Oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,17 +40,22 @@ def llm(model: str = "tiny_model.json", **options: Any) -> LLM:
     st.sampled_from((2, 7, 256)),
     st.sampled_from(("12KiB", "1MiB")),
     st.sampled_from((None, 5)),
+    st.sampled_from(("", "chains", "trees")),
 )
 def test_every_token_is_foretold(
-    asked: list[tuple[int, list[int]]], count: int, chunk: int, memory: str, seed: int | None
+    asked: list[tuple[int, list[int]]], count: int, chunk: int, memory: str, seed: int | None, drafts: str
 ) -> None:
-    """With shared beginnings, prompts in pieces, and too few pages for all of them at once."""
+    """With shared beginnings, prompts in pieces, too few pages for all at once, and guesses of which some are wrong."""
     prompts = [[1, *[3 + prefix] * 9, *rest] for prefix, rest in asked]
     drawn = {"temperature": 0.0} if seed is None else {"seed": seed}
     params = SamplingParams(max_tokens=count, **drawn)
     engine = llm(max_prefill_chunk=chunk, kv_memory=memory, max_seq_len=64)
-    for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True):
-        assert output.outputs[0].token_ids == list(islice(null_tokens(prompt, 56, (2,), seed), count))
+    told = [list(islice(null_tokens(prompt, 56, (2,), seed), count)) for prompt in prompts]
+    if drafts:
+        said = lambda request_id, choice: told[int(request_id.rpartition("-")[2]) - 1]  # noqa: E731
+        engine.loaded.core.speculator = Oracle(said, 5, 3, trees=drafts == "trees")
+    for right, output in zip(told, engine.generate(prompts, params), strict=True):
+        assert output.outputs[0].token_ids == right
 
 
 @pytest.mark.parametrize("model", ["tiny_model.json", "tiny_two_groups.json"])

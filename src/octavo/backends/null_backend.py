@@ -23,6 +23,7 @@ from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.ops import ForwardBatch, SamplingRow
 from octavo.backends.reference import ReferenceBackend
 from octavo.core.batch import TokenLogprobs
+from octavo.core.draft_tree import path_of
 from octavo.core.errors import InvariantBroken
 from octavo.core.kv_groups import KVGroup
 
@@ -117,18 +118,41 @@ class NullModel:
         size, hashes, pages = batch.kv.page_size, batch.kv.hashes, batch.page_table[0][row]
         start, stop = batch.cu_seqlens_q[row], batch.cu_seqlens_q[row + 1]
         first = batch.positions[start]
+        if batch.parent_rows and batch.parent_rows[row]:
+            self._add_tree(batch, row, found)
+            return
         own = _START if not first else hashes[pages[(first - 1) // size] * size + (first - 1) % size]
         for position, token in enumerate(batch.token_ids[start:stop], first):
             half = position // 2 if self._half_way else position - 1
             back = hashes[pages[half // size] * size + half % size] if 0 <= half < position else 0
-            if not own or (position and self._half_way and not back):
-                raise InvariantBroken(f"position {position} of {batch.request_ids[row]} reads what was never written")
-            own, at = _mixed(own, back, token), pages[position // size] * size + position % size
+            own = self._checked(batch, row, position, (own, back, token))
+            at = pages[position // size] * size + position % size
             if not silent:
                 hashes[at] = own
             elif hashes[at] != own:
                 raise InvariantBroken(f"position {position} of {batch.request_ids[row]} is held wrongly")
             found.append(own)
+
+    def _add_tree(self, batch: ForwardBatch, row: int, found: list[int]) -> None:
+        """Rows of a tree lie in slots one after the other, whatever their positions."""
+        size, hashes, pages = batch.kv.page_size, batch.kv.hashes, batch.page_table[0][row]
+        start, parents = batch.cu_seqlens_q[row], batch.parent_rows[row]
+        first = batch.positions[start]
+        for number in range(len(parents)):
+            slots = [*range(first), *(first + each for each in path_of(parents, number))]  # by position
+            *before, at = [pages[slot // size] * size + slot % size for slot in slots]
+            position = len(before)
+            half = position // 2 if self._half_way else position - 1
+            own = hashes[before[-1]] if before else _START
+            back = hashes[before[half]] if 0 <= half < position else 0
+            hashes[at] = self._checked(batch, row, position, (own, back, batch.token_ids[start + number]))
+            found.append(hashes[at])
+
+    def _checked(self, batch: ForwardBatch, row: int, position: int, of: tuple[int, int, int]) -> int:
+        own, back, _ = of
+        if not own or (position and self._half_way and not back):
+            raise InvariantBroken(f"position {position} of {batch.request_ids[row]} reads what was never written")
+        return _mixed(*of)
 
 
 class NullBackend:
@@ -162,19 +186,24 @@ class NullBackend:
         logit_rows: Sequence[int],
         no_write: Sequence[bool],
         request_ids: Sequence[str],
+        parent_rows: Sequence[Sequence[int]] = (),
     ) -> ForwardBatch:
         """A step; in ``slot_mapping``, by row, whether it writes nothing."""
         starts = [0]
         for length in query_lens:
             starts.append(starts[-1] + length)
-        return ForwardBatch(
-            token_ids, positions, starts, (), page_table, no_write, logit_rows, kv, request_ids=tuple(request_ids)
-        )
+        batch = ForwardBatch(token_ids, positions, starts, (), page_table, no_write, logit_rows, kv)
+        return replace(batch, request_ids=tuple(request_ids), parent_rows=parent_rows)
 
     def copy_pages(self, kv: NullPool, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source to page target, for each (source, target)."""
         for source, target in pairs:
             kv.copy_page(source, target)
+
+    def move_slots(self, kv: NullPool, moves: Sequence[tuple[int, int]]) -> None:
+        """Slot source to slot target, in order."""
+        for source, target in moves:
+            kv.hashes[target] = kv.hashes[source]
 
     def swap_out(self, kv: NullPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""
