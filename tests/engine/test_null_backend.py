@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from engine_harness import Oracle
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from octavo.backends import available_backends, create_backend
@@ -34,6 +34,7 @@ def llm(model: str = "tiny_model.json", **options: Any) -> LLM:
 
 
 @settings(max_examples=15, deadline=None)
+@example([(0, [5, 6]), (0, [7]), (1, [8])], 30, 256, "1MiB", None, "trees")
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.lists(TOKENS, min_size=1, max_size=20)), min_size=1, max_size=8),
     st.integers(1, 30),
