@@ -218,7 +218,8 @@ typedef struct octavo_sampling { /* one row to draw from: backends/sampling.py h
   double temperature;            /* 0: the largest logit */
   double top_p, min_p;
   uint64_t seed;
-  uint32_t choice, index, purpose, reserved;
+  uint32_t choice, index, purpose;
+  float mirostat; /* bits of surprise that version 2 allows; negative: minus those of version 1; 0: off */
   const octavo_rules* rules; /* or null */
   octavo_logprobs* logprobs; /* or null: filled for the token that is drawn */
   octavo_shape shape;

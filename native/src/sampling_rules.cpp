@@ -76,6 +76,7 @@ const char* wrong_sampling(const octavo_sampling& w, int64_t rows, int64_t vocab
   for (const double value : {s.typical_p, s.top_n_sigma, s.xtc_probability, s.xtc_threshold, s.dynatemp_range, s.dynatemp_exponent}) {
     if (!(value >= 0.0 && value <= FLT_MAX)) return "sampling: not a parameter";
   }
+  if (!(fabsf(w.mirostat) <= FLT_MAX)) return "sampling: not a parameter";
   if (w.logprobs != nullptr) {
     octavo_logprobs wanted = *w.logprobs;
     wanted.row = wanted.token = 0;  // the draw's

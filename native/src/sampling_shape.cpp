@@ -1,4 +1,4 @@
-// The rarer samplers: dynamic temperature, top-n-sigma, typical, XTC. backends/shaping.py has the definitions.
+// The rarer samplers: dynamic temperature, top-n-sigma, typical, XTC, mirostat. backends/shaping.py has the definitions.
 #include <float.h>
 #include <string.h>
 
@@ -10,6 +10,7 @@ namespace octavo {
 namespace {
 
 constexpr uint32_t kXtcCoin = 0x585443;  // backends/random.py
+constexpr int64_t kZipfTokens = 100;     // backends/shaping.py
 constexpr int kLanes = 8;                // sums side by side, then added in order
 
 // Sums over the tokens that are not banned, of w * d^0, d^1 and d^2; d = logit - largest logit, w their weights (null: 1).
@@ -63,6 +64,7 @@ class Shaper {
     if (w_.shape.typical_p > 0.0) keep_typical();
     if (w_.top_p < 1.0) keep(keep_top_p(left(), 0, w_.top_p, static_cast<float>(std::min(1.0 / w_.temperature, 1e30))));
     if (w_.shape.xtc_probability > 0.0 && coin()) drop_top_choices();
+    if (w_.mirostat != 0.0f) keep_mirostat();
     w_.top_k = 0;
     w_.top_p = 1.0;
     return w_;
@@ -105,12 +107,7 @@ class Shaper {
 
   void drop_top_choices() {
     const LogitRow before = left();
-    double total;
-    if (w_.min_p > 0.0) {
-      total = keep_min_p(before);
-    } else {
-      total = weigh(before, w_.temperature);
-    }
+    const double total = settle(before);
     const int64_t likely = at_least(before, w_.shape.xtc_threshold * total, w_.shape.xtc_threshold);
     if (likely < 2) return;
     const LastKept stays = last_kept(before, likely);
@@ -119,6 +116,36 @@ class Shaper {
       if (id != stays.id) out_[id] = -HUGE_VALF;
     }
   }
+
+  void keep_mirostat() {
+    const double total = settle(left());
+    const LogitRow before = left();
+    if (w_.mirostat < 0.0f) return keep(keep_top_k(before, zipf_count(before, -static_cast<double>(w_.mirostat))));
+    const double share = exp2(-static_cast<double>(w_.mirostat));
+    const int64_t count = at_least(before, share * total, share);
+    keep(count > 0 ? Kept{count, {}} : keep_top_k(before, 1));
+  }
+
+  // How many tokens make up `mu` bits, if chances fall by rank as those of the likeliest do.
+  int64_t zipf_count(const LogitRow& row, double mu) const {
+    int32_t* const ids = row_.scratch.ids;
+    const int64_t likeliest = keep_top_k(row, kZipfTokens).count, tokens = static_cast<int64_t>(moments(row, nullptr).count);
+    if (likeliest < 2) return likeliest;
+    std::sort(ids, ids + likeliest, [&](int32_t a, int32_t b) { return row.before(a, b); });
+    double products = 0.0, squares = 0.0;
+    for (int64_t i = 0; i + 1 < likeliest; i++) {
+      const double rank = log(static_cast<double>(i + 2) / static_cast<double>(i + 1));
+      const double fall = (static_cast<double>(row.x[ids[i]]) - row.x[ids[i + 1]]) / w_.temperature;
+      products += rank * std::min(fall, 1e9), squares += rank * rank;
+    }
+    const double steep = products / squares, over = steep - 1.0, n = static_cast<double>(tokens);
+    const double share = fabs(over) > 1e-9 ? over / (1.0 - pow(n, -over)) : 1.0 / log(n);
+    const double bits = (log2(share) + mu) / std::max(steep, 1e-9);
+    return bits >= 31.0 ? tokens : std::min(tokens, std::max<int64_t>(1, static_cast<int64_t>(exp2(bits))));
+  }
+
+  // Without what min_p leaves out; the sum of the weights that are left.
+  double settle(const LogitRow& row) { return w_.min_p > 0.0 ? keep_min_p(row) : weigh(row, w_.temperature); }
 
   // The tokens with that weight at least, in scratch.ids; how many. `bound` is no larger than `weight`.
   int64_t at_least(const LogitRow& row, double weight, double bound) const {
@@ -151,7 +178,8 @@ class Shaper {
 }  // namespace
 
 bool is_shaped(const octavo_sampling& w) {
-  return w.shape.typical_p > 0.0 || w.shape.top_n_sigma > 0.0 || w.shape.xtc_probability > 0.0 || w.shape.dynatemp_range > 0.0;
+  const octavo_shape& s = w.shape;
+  return s.typical_p > 0.0 || s.top_n_sigma > 0.0 || s.xtc_probability > 0.0 || s.dynatemp_range > 0.0 || w.mirostat != 0.0f;
 }
 
 octavo_sampling shape_row(const LogitRow& row, const octavo_sampling& wanted) { return Shaper(row, wanted).run(); }

@@ -230,13 +230,20 @@ void test_shapes(Tried* tried) {
                              &octavo_shape::xtc_threshold, &octavo_shape::dynatemp_range, &octavo_shape::dynatemp_exponent})
     for (const double value : {-inf, -1.0, -1e-300, 0.0, 1e-320, 0.5, 1.0, 1e38, 1e39, 1e308, inf, nan})
       for (const int32_t top_k : {0, 1, 50}) {
-        octavo_sampling s{1, top_k, top_k ? 0.0 : 1.0, 1, top_k ? 0.2 : 0, 5, 6, 7, 8, 9, nullptr, nullptr, {0, 0, 1, 0.1, 0.2, 1}};
+        octavo_sampling s{1, top_k, top_k ? 0.0 : 1.0, 1, top_k ? 0.2 : 0, 5, 6, 7, 8, 0, nullptr, nullptr, {0, 0, 1, 0.1, 0.2, 1}};
         s.shape.*field = value;
         int32_t id = -7;
         const int32_t status = octavo_sample(tried->engine(), tried->logits.data(), 3, kVocab, kVocab, &s, 1, &id);
         const bool wrong = !(value >= 0 && value < 1e39);
         CHECK(wrong ? refused(tried->engine(), status < 0) && id == -7 : status == 0 && id >= 0 && id < kVocab);
       }
+  for (const float value : {-HUGE_VALF, -1e38f, -1.0f, -1e-40f, 0.0f, 1e-40f, 0.5f, 1e38f, HUGE_VALF, NAN}) {
+    octavo_sampling s{1, 0, 1, 1, 0.2, 5, 6, 7, 8, value, nullptr, nullptr, {}};
+    int32_t id = -7;
+    const int32_t status = octavo_sample(tried->engine(), tried->logits.data(), 3, kVocab, kVocab, &s, 1, &id);
+    const bool wrong = !(fabsf(value) < HUGE_VALF);
+    CHECK(wrong ? refused(tried->engine(), status < 0) && id == -7 : status == 0 && id >= 0 && id < kVocab);
+  }
 }
 
 void test_draws(Tried* tried) {
@@ -248,7 +255,7 @@ void test_draws(Tried* tried) {
   for (const Number field : {&octavo_sampling::temperature, &octavo_sampling::top_p, &octavo_sampling::min_p})
     for (const double value : numbers)
       for (const int32_t top_k : {0, 1, 50, kMost32}) {
-        octavo_sampling s{1, top_k, 1, top_k == 1 ? 0.5 : 1, 0, 5, 6, 7, 8, 9, nullptr, nullptr, {}};
+        octavo_sampling s{1, top_k, 1, top_k == 1 ? 0.5 : 1, 0, 5, 6, 7, 8, 0, nullptr, nullptr, {}};
         s.*field = value;
         int32_t id = -7;
         const int32_t status = octavo_sample(tried->engine(), logits.data(), rows, stride, kVocab, &s, 1, &id);
@@ -262,7 +269,7 @@ void test_draws(Tried* tried) {
         step.sampling[2] = s;
         tried->run(step.record(), value < 0 || value != value);
       }
-  octavo_sampling s{0, 0, 1, 1, 0, 5, 6, 7, 8, 9, nullptr, nullptr, {}};
+  octavo_sampling s{0, 0, 1, 1, 0, 5, 6, 7, 8, 0, nullptr, nullptr, {}};
   int32_t id = -7;
   for (const int32_t row : {kLeast32, -1, 3, kMost32}) {
     octavo_sampling other = s;

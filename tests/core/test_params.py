@@ -27,6 +27,8 @@ NUMBERS = {
     "dynatemp_exponent": (0.0, 100.0),
     "dry_multiplier": (0.0, 100.0),
     "dry_base": (1.0, 100.0),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 1.0),
 }
 INTEGERS = {
     "max_tokens": (0, 2**31 - 1),
@@ -39,6 +41,8 @@ INTEGERS = {
     "dry_allowed_length": (1, 2**31 - 1),
     "dry_penalty_last_n": (-1, 2**31 - 1),
     "no_repeat_ngram_size": (0, 2**31 - 1),
+    "mirostat": (0, 2),
+    "repeat_last_n": (-1, 2**31 - 1),
 }
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
 

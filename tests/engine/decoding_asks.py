@@ -31,6 +31,8 @@ FEATURES: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"top_n_sigma": 1.0, "typical_p": 0.9},
         {"xtc_probability": 0.7, "xtc_threshold": 0.05},
         {"dynatemp_range": 0.5, "dynatemp_exponent": 1.5},
+        {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.6},
+        {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.4},
     ),
     "history": (
         {"dry_multiplier": 0.9, "dry_breaker_ids": (30,), "dry_allowed_length": 1},
@@ -42,6 +44,8 @@ FEATURES: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"presence_penalty": 0.6},
         {"frequency_penalty": 0.4, "presence_penalty": -0.2},
         {"repetition_penalty": 1.4},
+        {"repetition_penalty": 1.7, "frequency_penalty": 0.5, "repeat_last_n": 3},
+        {"repetition_penalty": 0.8, "presence_penalty": 0.9, "repeat_last_n": 7},
     ),
     "logit_bias": ({"logit_bias": {2: 4.0, 20: 2.0}},),
     "min_tokens": ({"min_tokens": 3}, {"min_tokens": 7}),

@@ -23,8 +23,9 @@ from octavo.engine.slots import Slot
 PROMPT = (4, 5, 5, 6)
 
 
-def make_slot(tokens: tuple[int, ...] = PROMPT, num_groups: int = 1) -> Slot:
-    return Slot(SlotInit(SamplingParams(presence_penalty=1.0), 7, tokens, len(PROMPT)), num_groups)
+def make_slot(tokens: tuple[int, ...] = PROMPT, num_groups: int = 1, last_n: int = -1) -> Slot:
+    params = SamplingParams(presence_penalty=1.0, repeat_last_n=last_n)
+    return Slot(SlotInit(params, 7, tokens, len(PROMPT)), num_groups)
 
 
 def make_row(start: int, tokens: tuple[int, ...], known: int | None = None, **fields: Any) -> ScheduledRow:
@@ -32,11 +33,17 @@ def make_row(start: int, tokens: tuple[int, ...], known: int | None = None, **fi
     return ScheduledRow("r", 0, 0, start, tokens, known, 0, RowFlags(), **fields)
 
 
-@given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), max_size=20), st.booleans())
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 9)), max_size=20),
+    st.booleans(),
+    st.sampled_from([-1, 1, 2, 5]),
+    st.lists(st.integers(1, 9), max_size=3),
+)
 def test_tokens_and_counts_depend_on_positions_not_on_how_often_they_are_sent(
-    steps: list[tuple[int, int]], twice: bool
+    steps: list[tuple[int, int]], twice: bool, last_n: int, said: list[int]
 ) -> None:
-    slot, known = make_slot(), list(PROMPT)
+    known = [*PROMPT, *said]
+    slot = make_slot(tuple(known), last_n=last_n)
     for position, token in steps:
         position = min(max(position, len(PROMPT)), len(known))
         known[position:] = [token]  # a rollback may change what follows
@@ -45,8 +52,9 @@ def test_tokens_and_counts_depend_on_positions_not_on_how_often_they_are_sent(
         if twice:
             slot.update(row)
         assert slot.tokens == known
-        assert slot.output_counts == Counter(known[len(PROMPT) :])
-        assert slot.prompt_counts == {4: 1, 5: 2, 6: 1}
+        first = 0 if last_n < 0 else max(0, len(known) - last_n)
+        assert slot.output_counts == Counter(known[max(first, len(PROMPT)) :])
+        assert slot.prompt_counts == Counter(PROMPT[first:])
 
 
 def test_page_deltas_overwrite_grow_and_refuse_gaps() -> None:

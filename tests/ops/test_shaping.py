@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import math
 import random
 import re
@@ -11,14 +12,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from octavo.backends import BACKENDS, create_backend
+from octavo.backends.numpy_shaping import mirostat_count
 from octavo.backends.ops import SamplingRow
 from octavo.backends.random import XTC_COIN, noise_bits
-from octavo.backends.sampling import candidates, draw
+from octavo.backends.sampling import candidates, draw, logprobs_row
 from octavo.backends.shaping import excludes_top_choices
 from octavo.core.params import SamplingParams
 from octavo.core.samplers import SamplerParams
@@ -38,6 +41,7 @@ SHAPES = st.fixed_dictionaries(
         "min_p": st.sampled_from([0.0, 0.0503, 0.31]),
         "xtc_probability": st.sampled_from([0.0, 0.5, 1.0]),
         "xtc_threshold": st.sampled_from([0.1003, 0.0317, 0.0, 0.6]),
+        "mirostat": st.sampled_from([0, 0, 1, 2]),
     }
 )
 LOGITS = st.lists(
@@ -81,7 +85,7 @@ class Book:
         low = max(0.0, p.temperature - p.dynatemp_range)
         return low + (p.temperature + p.dynatemp_range - low) * min(1.0, share) ** p.dynatemp_exponent
 
-    def shaped(self, row: list[float], p: SamplingParams, coin: bool) -> tuple[float, Chances]:
+    def shaped(self, row: list[float], p: SamplingParams, coin: bool, mu: float = 0.0) -> tuple[float, Chances]:
         """The temperature, and what may be drawn with what chance; at temperature 0 nothing is."""
         logits = {i: v for i, v in enumerate(row) if v > -math.inf}
         temperature = self.temperature(logits, p)
@@ -102,7 +106,26 @@ class Book:
         likely = [i for i in by_chance if i in chances and self.at_least(chances[i], p.xtc_threshold)]
         if coin and len(likely) > 1:
             chances = self.kept(chances, [i for i in chances if i not in likely[:-1]])
-        return temperature, chances
+        chances = {i: chances[i] for i in by_chance if i in chances}
+        return temperature, self.mirostat(chances, p.mirostat, mu)
+
+    def mirostat(self, chances: Chances, version: int, mu: float) -> Chances:
+        order = list(chances)
+        if version == 2:
+            likely = [i for i in order if chances[i] and self.at_least(mu, -math.log2(chances[i]))]
+            return self.kept(chances, likely or order[:1])
+        if version == 0 or len(order) == 1:
+            return chances
+        t = [math.log((i + 1) / i) for i in range(1, min(100, len(order)))]
+        b = [math.log(chances[i]) - math.log(chances[j]) for i, j in itertools.pairwise(order[:100])]
+        s = sum(x * y for x, y in zip(t, b, strict=True)) / sum(x * x for x in t)
+        self.at_least(s, 1e-3)
+        self.at_least(s, 1.0)
+        if s < 1e-3:
+            return chances if mu > math.log2(len(order) - 1) else self.kept(chances, order[:1])
+        k = ((s - 1) / (1 - len(order) ** (1 - s)) * 2 ** min(mu, 99)) ** (1 / s)
+        self.margin = min(self.margin, abs(k - round(k)))
+        return self.kept(chances, order[: max(1, int(min(k, 1e9)))])
 
     def by_typicality(self, chances: Chances, logits: Chances) -> list[int]:
         entropy = -math.fsum(c * math.log(c) for c in chances.values() if c)
@@ -115,15 +138,15 @@ class Book:
 
 
 @settings(max_examples=200, deadline=None)
-@given(LOGITS, SHAPES, st.integers(0, 2**64 - 1), st.integers(0, 9))
+@given(LOGITS, SHAPES, st.integers(0, 2**64 - 1), st.integers(0, 9), st.sampled_from([-1.0, 0.0, 0.5, 1.7, 3.3, 1e6]))
 def test_what_may_be_drawn_is_what_the_books_say(
-    row: list[float], shape: dict[str, Any], seed: int, index: int
+    row: list[float], shape: dict[str, Any], seed: int, index: int, mu: float
 ) -> None:
     assume(max(row) > -math.inf)
-    wanted = SamplingRow(SamplingParams(**shape), seed, output_index=index)
+    wanted = SamplingRow(SamplingParams(**shape), seed, output_index=index, mu=mu)
     book = Book()
     coin = wanted.params.xtc_probability > 0.0 and excludes_top_choices(wanted)
-    temperature, chances = book.shaped(row, wanted.params, coin)
+    temperature, chances = book.shaped(row, wanted.params, coin, mu)
     got = candidates(row, max(row), wanted)
     if temperature == 0.0:
         assert got == [(0.0, row.index(max(row)))]
@@ -176,11 +199,47 @@ def test_the_coin_of_xtc_falls_as_often_as_it_should_and_is_the_rows_own() -> No
     assert other != falls
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_keeps_as_many_of_long_rows_as_the_books(version: int) -> None:
+    rng = random.Random(6)
+    for index in range(60):
+        row = [rng.gauss(0.0, rng.choice((0.5, 1.0, 2.0))) for _ in range(300)]
+        wanted = SamplingRow(SamplingParams(mirostat=version), 7, output_index=index, mu=rng.uniform(0.0, 11.0))
+        kept = candidates(row, max(row), wanted)
+        book = Book()
+        _, chances = book.shaped(row, wanted.params, False, wanted.mu)
+        assert len(kept) == len(chances) or book.margin < 1e-9
+        assert mirostat_count(np.array(sorted(row)[::-1]) - max(row), version, wanted.mu) == len(kept)
+        for backend in ALL:
+            assert backend.sample(backend.weight("x", [row]), [wanted]) == [draw(kept, wanted)], backend.name
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_holds_the_surprise(version: int) -> None:
+    rng = random.Random(4)
+    p = SamplingParams(mirostat=version, mirostat_tau=3.0, mirostat_eta=0.2)
+    mu, bits = p.mirostat_start, []
+    for index in range(600):
+        row = [rng.gauss(0.0, 2.0) for _ in range(300)]
+        token = draw(candidates(row, max(row), wanted := SamplingRow(p, 7, output_index=index, mu=mu)), wanted)
+        logprob = logprobs_row(row, token, 0, ()).logprob
+        mu = p.mirostat_after(mu, logprob)
+        bits.append(-logprob / math.log(2))
+    assert abs(statistics.fmean(bits[100:]) - 3.0) < 0.06
+    assert p.mirostat_after(mu, math.nan) == mu == p.mirostat_after(mu, -math.inf)
+
+
 def test_a_row_is_what_it_is_alone() -> None:
     rng = random.Random(9)
     logits = [[rng.gauss(0.0, 2.0) for _ in range(40)] for _ in range(24)]
     xtc = {"xtc_probability": 0.5, "xtc_threshold": 0.05}
-    kinds: list[dict[str, Any]] = [{"typical_p": 0.6}, {"top_n_sigma": 1.0}, xtc, {"dynatemp_range": 0.7}, {}]
+    kinds: list[dict[str, Any]] = [
+        {"typical_p": 0.6},
+        {"top_n_sigma": 1.0},
+        xtc,
+        {"dynatemp_range": 0.7},
+        {"mirostat": 1},
+    ]
     rows = [SamplingRow(SamplingParams(**kinds[i % 5]), rng.getrandbits(64), output_index=i) for i in range(24)]
     for backend in ALL:
         together = backend.sample(backend.weight("x", logits), rows)
@@ -193,6 +252,7 @@ def test_a_row_is_what_it_is_alone() -> None:
 def test_extremes(backend: Any) -> None:
     shapes: list[dict[str, Any]] = [
         {"typical_p": 0.5}, {"top_n_sigma": 1.0}, {"xtc_probability": 1.0}, {"dynatemp_range": 1.0},
+        {"mirostat": 1}, {"mirostat": 2}, {"mirostat": 2, "min_p": 0.5, "xtc_probability": 1.0},
         {"typical_p": 0.9, "min_p": 1.0, "xtc_probability": 1.0, "top_n_sigma": 0.1, "dynatemp_range": 3.0},
     ]  # fmt: skip
     for shape in shapes:

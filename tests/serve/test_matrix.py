@@ -49,6 +49,7 @@ SAMPLES: dict[str, Any] = {
     "ebnf": 'root ::= "b"', "json_schema": '{"type": "integer"}', "regex": "[ab]",
     "typical_p": 0.9, "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2,
     "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "dry_multiplier": 0.8, "dry_base": 2.0, "dry_allowed_length": 3,
+    "repeat_last_n": 9, "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2,
     "dry_penalty_last_n": 64, "dry_sequence_breakers": ["x"], "no_repeat_ngram_size": 3, "bad_words": ["zz"],
     "logits_processors": ["nobody's"], "repetition_detection": {"max_pattern_size": 4},
     "structural_tag": {"format": {"type": "any_text"}}, "format": "json",
@@ -61,6 +62,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "continue_final_message": {"add_generation_prompt": False},
     "function_call": {"functions": [{"name": "f"}]},
+    "mirostat_tau": {"mirostat": 2}, "mirostat_eta": {"mirostat": 2},
 }  # fmt: skip
 # a byte tokenizer adds none: test_tokens looks at these
 UNSEEN = {(kind, "add_special_tokens") for kind in ("CompletionRequest", "EmbeddingsRequest", "TokenizeTextRequest")}

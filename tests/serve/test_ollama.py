@@ -14,6 +14,8 @@ from fake_engine import FakeEngine, refusing
 from serve_http import make_app, post, send
 from starlette.applications import Starlette
 
+from octavo.serve.apis.ollama import OllamaOptions
+
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hé"}]}
 ANSWER = "<USER>HÉ\n ✓"
@@ -145,7 +147,7 @@ def refused(status: int, response: httpx.Response) -> str:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"options": {"temperature": -1}}, "options.temp"), ({"options": {"num_predict": 999}}, "options.num_predict"),
     ({"options": {"stop": [""]}}, "options.stop"), ({"options": {"min_p": "x"}}, "options.min"), ({"options": 1}, "op"),
-    ({"options": {"mirostat": 2}}, "options.mirostat"), ({"format": "yaml"}, "format"), ({"think": True}, "think"),
+    ({"options": {"mirostat": 3}}, "options.mirostat"), ({"format": "yaml"}, "format"), ({"think": True}, "think"),
     ({"options": {"repeat_penalty": "x"}}, "options.repeat_penalty"),
     ({"tools": [{}]}, "tools"), ({"messages": [{"role": "user", "content": "a", "images": ["x"]}]}, "messages[0]"),
     ({"top_logprobs": 2}, "top_logprobs"), ({"messages": [{"role": "x"}]}, "messages[0]"), ({"messages": 1}, "mess"),
@@ -157,6 +159,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_refusals_name_the_parameter_as_the_client_knows_it(change: dict[str, Any], blamed: str) -> None:
     engine = FakeEngine()
     assert refused(400, post(CHAT, {**HELLO, **change}, engine=engine)).startswith(blamed) and not engine.asked
+
+
+def test_every_option_out_of_range_is_named_as_an_option() -> None:
+    for name in {*OllamaOptions.__struct_fields__} - {"stop", "seed"}:  # a seed may be any
+        value = -(10**12) if name == "num_predict" else 10**12
+        assert refused(400, post(CHAT, {**HELLO, "options": {name: value}})).startswith(f"options.{name}"), name
 
 
 def test_other_refusals_have_ollamas_shape() -> None:

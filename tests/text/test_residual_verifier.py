@@ -249,7 +249,6 @@ def one(p: list[float], q: list[float] | None, token: int, parents: tuple[int, .
         ("token_ids", lambda: one([0.5, 0.5], None, 0, (-1, -1))),
         ("parents", lambda: one([0.5, 0.5], None, 0, (0,))),
         ("use_beam_search", lambda: check_params(SimpleNamespace(use_beam_search=True))),
-        ("mirostat_mode", lambda: check_params(SimpleNamespace(mirostat_mode=2))),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(field: str, call: Any) -> None:

@@ -131,7 +131,7 @@ class Sampling(c.Structure):
     _fields_ = (
         *(("row", _I32), ("top_k", _I32), ("temperature", _F64), ("top_p", _F64), ("min_p", _F64)),
         *(("seed", c.c_uint64), ("choice", c.c_uint32), ("index", c.c_uint32)),
-        *(("purpose", c.c_uint32), ("reserved", c.c_uint32), ("rules", _P), ("logprobs", _P)),
+        *(("purpose", c.c_uint32), ("mirostat", c.c_float), ("rules", _P), ("logprobs", _P)),
         ("shape", Shape),
     )
 

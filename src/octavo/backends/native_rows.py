@@ -28,19 +28,26 @@ def sampling_record(
     p = wanted.params
     return (
         *(row, max(0, p.top_k), p.temperature, p.top_p, p.min_p, wanted.seed & MASK64),
-        *(wanted.choice & MASK32, wanted.output_index & MASK32, wanted.purpose & MASK32, 0),
+        *(wanted.choice & MASK32, wanted.output_index & MASK32, wanted.purpose & MASK32, mirostat_of(wanted)),
         *(0 if rules is None else rules.address, 0 if logprobs is None else logprobs.address),
         _shape(p) if p.shapes else _NO_SHAPE,
     )
 
 
 _NO_SHAPE = (0.0,) * 6
+_LEAST, _MOST = 1e-30, 1e30  # of mirostat, in float32
 
 
 def _shape(p: SamplingParams) -> tuple[float, ...]:
     """The octavo_shape of a row."""
     cuts = p.typical_p if p.typical_p < 1.0 else 0.0, max(0.0, p.top_n_sigma)
     return (*cuts, p.xtc_probability, p.xtc_threshold, p.dynatemp_range, p.dynatemp_exponent)
+
+
+def mirostat_of(wanted: SamplingRow) -> float:
+    """octavo_sampling.mirostat of a row."""
+    allowed = min(max(wanted.mu, _LEAST), _MOST)
+    return (0.0, -allowed, allowed)[wanted.params.mirostat]
 
 
 class RowRules:

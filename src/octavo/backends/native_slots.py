@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends import native_lib as lib
-from octavo.backends.native_rows import RowLogprobs, RowRules, logprobs_for, sampling_record
+from octavo.backends.native_rows import RowLogprobs, RowRules, logprobs_for, mirostat_of, sampling_record
 from octavo.backends.ops import SamplingRow
 from octavo.backends.sampling import is_plain
 from octavo.core.batch import TokenLogprobs
@@ -44,6 +44,8 @@ class SlotSampling:
         """The next token of the slot's sequence, whose counts, mask or banned ids may be other ones. True if records
         copied out before do not point to them.
         """
+        if wanted.params.mirostat:
+            self._records["mirostat"][slot] = mirostat_of(wanted)
         rules = self._rules.get(slot)
         if rules is not None:
             rules.refresh(wanted)

@@ -118,7 +118,7 @@ def _drawable(row: Floats, place: int, wanted: SamplingRow) -> tuple[Doubles, Id
 def _candidates(row: Floats, scores: Doubles, top: float, wanted: SamplingRow) -> tuple[Doubles, Ids]:
     """(score, id) of what may be drawn: `sampling.candidates`."""
     p = wanted.params
-    if p.typical_p < 1.0 or p.top_n_sigma > 0.0 or p.xtc_probability > 0.0:
+    if p.typical_p < 1.0 or p.top_n_sigma > 0.0 or p.xtc_probability > 0.0 or p.mirostat:
         return _shaped(row, scores, top, wanted)
     if p.top_k <= 0 and p.top_p >= 1.0 and p.min_p <= 0.0:
         ids = np.flatnonzero(scores >= -REACH)
@@ -146,6 +146,9 @@ def _shaped(row: Floats, scores: Doubles, top: float, wanted: SamplingRow) -> tu
     if p.xtc_probability > 0.0 and excludes_top_choices(wanted):
         first = numpy_shaping.after_top_choices(kept, p.xtc_threshold)
         kept, ids = kept[first:], ids[first:]
+    if p.mirostat:
+        count = numpy_shaping.mirostat_count(kept, p.mirostat, wanted.mu)
+        kept, ids = kept[:count], ids[:count]
     return kept, ids
 
 

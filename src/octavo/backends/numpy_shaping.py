@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.backends.shaping import share_of_largest
+from octavo.backends.shaping import ZIPF_TOKENS, share_of_largest, zipf_count
 from octavo.core.params import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -47,6 +47,14 @@ def after_top_choices(scores: Doubles, threshold: float) -> int:
     """The place of the first that `shaping.without_top_choices` keeps."""
     weights = np.exp(scores)
     return max(0, int(np.count_nonzero(weights >= threshold * weights.sum())) - 1)
+
+
+def mirostat_count(scores: Doubles, version: int, mu: float) -> int:
+    """How many `shaping.mirostat` keeps."""
+    if version == 1:
+        return zipf_count(scores[:ZIPF_TOKENS].tolist(), len(scores), mu)
+    weights = np.exp(scores)
+    return max(1, int(np.count_nonzero(weights >= weights.sum() * 2.0 ** -max(0.0, mu))))
 
 
 def _behind(row: Floats, top: float) -> Doubles:

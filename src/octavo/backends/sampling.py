@@ -2,8 +2,8 @@
 
 Order: logit bias; allowed, banned and end ids; grammar mask; repetition, frequency and presence penalties, DRY
 (`process_row`); temperature, fixed or dynamic; candidates by (logit descending, id ascending), cut by top_n_sigma,
-top_k, typical_p, top_p, min_p, XTC; noise (`sample_row`). backends/shaping.py has the rarer ones. A banned token's
-logit is -inf and it can never be chosen. Logprobs come from the raw logits.
+top_k, typical_p, top_p, min_p, XTC, mirostat; noise (`sample_row`). backends/shaping.py has the rarer ones.
+A banned token's logit is -inf and it can never be chosen. Logprobs come from the raw logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ REACH = GUMBEL_MAX - GUMBEL_MIN  # a candidate further behind the best one than 
 
 def has_penalties(p: SamplingParams) -> bool:
     """True when a logit depends on how often its token has occurred."""
-    return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+    any_at_all = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+    return any_at_all and p.repeat_last_n != 0
 
 
 def is_plain(wanted: SamplingRow) -> bool:
@@ -154,7 +155,7 @@ def candidates(logits: Sequence[float], top: float, wanted: SamplingRow) -> list
     ordered = cut(ordered, p.top_p, p.min_p)
     if p.xtc_probability > 0.0 and shaping.excludes_top_choices(wanted):
         ordered = shaping.without_top_choices(ordered, p.xtc_threshold)
-    return ordered
+    return shaping.mirostat(ordered, p.mirostat, wanted.mu) if p.mirostat else ordered
 
 
 def cut(ordered: list[Candidate], top_p: float, min_p: float) -> list[Candidate]:

@@ -7,7 +7,9 @@ before it left.
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 from octavo.backends.ops import SamplingRow
@@ -15,6 +17,7 @@ from octavo.backends.random import XTC_COIN, noise_bits
 from octavo.core.params import SamplingParams
 
 BANNED = -math.inf
+ZIPF_TOKENS = 100  # of the likeliest, by which version 1 of mirostat tells how steeply chances fall
 Candidate = tuple[float, int]  # (logit - largest logit) / temperature, token id
 
 
@@ -68,6 +71,33 @@ def without_top_choices(ordered: list[Candidate], threshold: float) -> list[Cand
     least = threshold * sum(weights)
     likely = sum(weight >= least for weight in weights)
     return ordered[max(0, likely - 1) :]
+
+
+def mirostat(ordered: list[Candidate], version: int, mu: float) -> list[Candidate]:
+    """Mirostat (Basu et al., 2021): version 2 keeps those of at most `mu` bits of surprise, version 1 as many as it
+    takes for that by Zipf's law. The likeliest always stays.
+    """
+    if version == 1:
+        return ordered[: zipf_count([z for z, _ in ordered[:ZIPF_TOKENS]], len(ordered), mu)]
+    weights = [math.exp(z) for z, _ in ordered]
+    least = sum(weights) * 2.0 ** -max(0.0, mu)
+    return ordered[: max(1, sum(weight >= least for weight in weights))]
+
+
+def zipf_count(scores: Sequence[float], tokens: int, mu: float) -> int:
+    """How many of so many tokens make up `mu` bits, if chances fall by rank as those of the likeliest do: 1 or more.
+
+    `scores` are those of the likeliest, falling.
+    """
+    if len(scores) < 2:
+        return len(scores)
+    ranks = [math.log((i + 2) / (i + 1)) for i in range(len(scores) - 1)]
+    falls = [min(high - low, 1e9) for high, low in itertools.pairwise(scores)]
+    steep = math.fsum(map(operator.mul, ranks, falls)) / math.fsum(rank * rank for rank in ranks)
+    over = steep - 1.0
+    share = over / (1.0 - tokens**-over) if abs(over) > 1e-9 else 1.0 / math.log(tokens)
+    bits = (math.log2(share) + mu) / max(steep, 1e-9)
+    return tokens if bits >= 31.0 else min(tokens, max(1, int(2.0**bits)))
 
 
 def excludes_top_choices(wanted: SamplingRow) -> bool:

@@ -41,6 +41,7 @@ class SlotInit:
     num_prompt_tokens: int
     eos_token_ids: tuple[int, ...] = ()  # with stop_token_ids, what min_tokens forbids
     adapter: str = ""  # digest of its content; empty: none
+    mu: float = 0.0  # what mirostat allows the next token
 
 
 @dataclass(frozen=True)

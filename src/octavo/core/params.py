@@ -309,8 +309,6 @@ class SamplingParams(samplers.SamplerParams):
             return
         if self.temperature not in (0.0, 1.0):
             raise InvalidInput("temperature", self.temperature, "beam search draws nothing: leave it out")
-        if self.max_tokens == 0:
-            raise InvalidInput("max_tokens", 0, "beams are made of tokens: give 1 or more")
         if len(self.stop_token_ids) > MAX_BEAM_STOP_IDS:
             raise InvalidInput(
                 "stop_token_ids", f"{len(self.stop_token_ids)} ids", f"give {MAX_BEAM_STOP_IDS} at most with beams"
@@ -322,6 +320,8 @@ class SamplingParams(samplers.SamplerParams):
                 if value != _default(item.name):
                     remedy = "beams are ranked by what the model alone thinks likely: leave it out, or use_beam_search"
                     raise InvalidInput(item.name, value, remedy)
+        if self.max_tokens == 0:
+            raise InvalidInput("max_tokens", 0, "beams are made of tokens: give 1 or more")
 
     def __hash__(self) -> int:
         values = [getattr(self, item.name) for item in fields(self) if item.name != "logit_bias"]
@@ -349,8 +349,9 @@ class SamplingParams(samplers.SamplerParams):
 
     @property
     def draws_logprobs(self) -> bool:
-        """True if every token drawn has logprobs: somebody asked, or choices are ranked by them."""
-        return self.shows_logprobs or self.use_beam_search or self.num_branches > self.n
+        """True if every token drawn has logprobs: they are asked for, choices are ranked or mirostat goes by them."""
+        ranked = self.use_beam_search or self.num_branches > self.n
+        return self.shows_logprobs or ranked or self.mirostat > 0
 
     @property
     def num_top_logprobs(self) -> int:

@@ -99,6 +99,7 @@ class Branch:
         *("num_computed_tokens", "num_resident_tokens", "num_cached_tokens", "num_delivered_tokens", "kv_blocks"),
         *("slot", "waiting_reason", "arrival_index", "admissions", "last_step", "rank", "bypassed", "prefix_waits"),
         *("num_preemptions", "use_prefix", "needs_init", "prompt_logprobs_delivered", "hidden"),
+        "mu",
     )
 
     def __init__(self, request: Request, choice: int) -> None:
@@ -130,6 +131,7 @@ class Branch:
         self.prefix_waits = self.num_preemptions = 0
         self.use_prefix = self.needs_init = True  # init: its slot does not hold its state yet
         self.prompt_logprobs_delivered = False
+        self.mu = self.params.mirostat_start  # what mirostat allows the next token
         self.hidden = b""  # its pooled state, once it is there: float32, little-endian
 
     def __repr__(self) -> str:
@@ -220,6 +222,12 @@ class Branch:
         self.token_ids.append(token_id)
         if logprobs is not None:
             self.logprobs.append(logprobs)
+            self.surprised_by(logprobs.logprob)
+
+    def surprised_by(self, logprob: float) -> None:
+        """Move what mirostat allows by the last token's logprob."""
+        if self.params.mirostat:
+            self.mu = self.params.mirostat_after(self.mu, logprob)
 
     def advance(self, token_id: int) -> int:
         """Commit one sampled token after a step that computed all tokens before it; how many these are."""
@@ -261,6 +269,7 @@ class Branch:
             "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
             "stop_reason": self.stop_reason,
             "error": self.error,
+            **({"mu": self.mu} if self.params.mirostat else {}),
         }
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
@@ -273,6 +282,7 @@ class Branch:
             setattr(self, name, check_int(name, saved[name], 0, MAX_COUNT))
         self.num_preemptions = check_int("num_preemptions", saved["num_preemptions"], 0, MAX_COUNT)
         self.prompt_logprobs_delivered = bool(saved["prompt_logprobs_delivered"])
+        self.mu = check_float("mu", saved.get("mu", self.mu), -1e18, 1e18)
         reason = saved["finish_reason"]
         self.finish_reason = None if reason is None else FinishReason(reason)
         self.stop_reason, self.error = saved["stop_reason"], saved["error"]

@@ -104,6 +104,7 @@ def _slot_init(branch: Branch) -> SlotInit:
         num_prompt_tokens=branch.num_prompt_tokens,
         eos_token_ids=branch.request.eos_token_ids,
         adapter=branch.request.adapter,
+        mu=branch.mu,
     )
 
 

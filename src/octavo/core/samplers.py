@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -26,11 +27,15 @@ FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "dynatemp_exponent": (0.0, 100.0),
     "dry_multiplier": (0.0, 100.0),
     "dry_base": (1.0, 100.0),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 1.0),
 }
 INT_RANGES: dict[str, tuple[int, int]] = {
     "dry_allowed_length": (1, MAX_COUNT),
     "dry_penalty_last_n": (-1, MAX_COUNT),
     "no_repeat_ngram_size": (0, MAX_COUNT),
+    "mirostat": (0, 2),
+    "repeat_last_n": (-1, MAX_COUNT),
 }
 
 
@@ -61,17 +66,35 @@ class SamplerParams:
     dry_penalty_last_n: int = -1  # tokens that are looked at; -1: all, 0: off
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")  # no repetition goes beyond these
     dry_breaker_ids: tuple[int, ...] | None = None  # the tokens that hold one; None: to be looked up
+    mirostat: int = 0  # 0: off; 1, 2: its versions
+    mirostat_tau: float = 5.0  # the surprise to be held, in bits a token
+    mirostat_eta: float = 0.1  # how much of an error counts for the next token
+    repeat_last_n: int = -1  # tokens, prompt and output, that penalties look at; -1: all
     no_repeat_ngram_size: int = 0  # so many tokens in a row come only once; 0: off
     bad_words: tuple[str, ...] = ()  # to be looked up: `banned_sequences`
     banned_sequences: tuple[tuple[int, ...], ...] = ()  # token ids that the output never holds in a row
     logits_processors: tuple[str, ...] = ()  # by name: decoding/processors.py
     repetition_detection: Repetition | None = None  # a loop in the output that ends it; None: it may go on
 
+    def mirostat_after(self, mu: float, logprob: float) -> float:
+        """What mirostat allows after a token of this logprob, in bits of surprise: the error moves ``mu`` by its share.
+
+        Mirostat (Basu et al., 2021), both versions; the surprise is the raw model's, as there, so it travels with every
+        token. A logprob that is not finite moves nothing.
+        """
+        error = -logprob / math.log(2.0) - self.mirostat_tau
+        return mu - self.mirostat_eta * error if math.isfinite(error) else mu
+
+    @property
+    def mirostat_start(self) -> float:
+        """What mirostat allows the first token."""
+        return 2.0 * self.mirostat_tau
+
     @property
     def shapes(self) -> bool:
         """True if temperature, top_k, top_p and min_p alone do not say what may be drawn."""
         cuts = self.typical_p < 1.0 or self.top_n_sigma > 0.0
-        return cuts or self.xtc_probability > 0.0 or self.dynatemp_range > 0.0
+        return cuts or self.xtc_probability > 0.0 or self.dynatemp_range > 0.0 or self.mirostat > 0
 
     @property
     def has_dry(self) -> bool:

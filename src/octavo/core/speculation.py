@@ -41,8 +41,12 @@ _DECODING = RequestState.DECODING
 
 
 def may_draft(branch: Branch) -> bool:
-    """True for a branch whose next step computes one token, if nothing more is asked for than what it draws."""
-    return branch.state is _DECODING and not branch.request.gang and branch.num_missing_tokens == 1
+    """True for a branch whose next step computes one token, if nothing more is asked for than what it draws.
+
+    With mirostat none has: what may be drawn after a token depends on how likely that was.
+    """
+    apart = branch.request.gang or branch.params.mirostat
+    return branch.state is _DECODING and not apart and branch.num_missing_tokens == 1
 
 
 def check_drafts(proposed: Mapping[BranchKey, Guess], vocab_size: int | None) -> dict[BranchKey, DraftTree]:

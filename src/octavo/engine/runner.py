@@ -152,7 +152,9 @@ class ModelRunner:
         if not row.flags.sample:
             return RowResult()
         if not row.num_drafts:
-            return RowResult((next(ids),), (self._arrays.logprobs(row.slot),) if _wants_logprobs(row) else ())
+            logprobs = (self._arrays.logprobs(row.slot),) if _wants_logprobs(row) else ()
+            self._slots[row.slot].surprised_by(row.output_index, logprobs)
+            return RowResult((next(ids),), logprobs)
         drawn = dict(zip(places, ids, strict=False))
         found = dict(zip(places, islice(apart, len(ruled)), strict=False))
         path = accepted(row.drafts, row.parent_rows, drawn)
@@ -234,6 +236,7 @@ class ModelRunner:
             self._prompt_logprobs(logits, batch, rows, wanted, answers)
             self._sample(logits, batch, rows, asks, wanted, answers)
         for row, slot, answer in zip(rows, slots, answers, strict=True):
+            slot.surprised_by(row.output_index, answer.logprobs)
             if row.num_drafts:
                 slot.accept(row, answer.token_ids)
         return tuple(answer.result() for answer in answers)

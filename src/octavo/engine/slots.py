@@ -15,7 +15,7 @@ from octavo.backends.counts import TokenCounts
 from octavo.backends.history import History
 from octavo.backends.ops import NO_ADAPTER, SamplingRow
 from octavo.backends.sampling import has_penalties
-from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit
+from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit, TokenLogprobs
 from octavo.core.draft_tree import path_of
 from octavo.core.errors import InvariantBroken
 from octavo.decoding.grammar import GrammarCompiler, OutputMasks
@@ -45,14 +45,16 @@ class Slot:
         self.counts = has_penalties(init.params)
         self._lookup = lookup
         self.follows = self.counts or lookup is not None or self._history is not None or init.params.grammar is not None
-        known = self.tokens if self.counts else []
-        self.prompt_counts = TokenCounts(known[: init.num_prompt_tokens])
-        self.output_counts = TokenCounts(known[init.num_prompt_tokens :])
+        self._last_n = init.params.repeat_last_n if init.params.repeat_last_n >= 0 else sys.maxsize
+        counted = range(max(0, len(self.tokens) - self._last_n), len(self.tokens)) if self.counts else range(0)
+        self.prompt_counts = TokenCounts(self.tokens[at] for at in counted if at < init.num_prompt_tokens)
+        self.output_counts = TokenCounts(self.tokens[at] for at in counted if at >= init.num_prompt_tokens)
         self.end_ids = init.params.stop_token_ids + (() if init.params.ignore_eos else init.eos_token_ids)
         self._carried: dict[int, Any] = {0: None}  # by position: what pooling the tokens before it came to
         # below this output index, what is done to the logits may be other than at the index before
         fixed_from = init.params.min_tokens + 1 if init.params.min_tokens and self.end_ids else 0
-        self.changes_until = sys.maxsize if self.follows else fixed_from
+        self.changes_until = sys.maxsize if self.follows or init.params.mirostat else fixed_from
+        self._mu = {len(init.token_ids) - init.num_prompt_tokens: init.mu}  # by output index: what mirostat allows
         self.adapter = NO_ADAPTER  # its place
         self.told = 0  # the output index of which the backend was told last
         self._masks: dict[int, bytes] = {}  # by row of the draft tree: what the grammar allows behind it
@@ -92,6 +94,7 @@ class Slot:
             banned_now=banned + self.end_ids if output_index < self.params.min_tokens else banned,
             penalties=penalties,
             grammar_mask=self._masks.get(0),
+            mu=self._mu[output_index] if self.params.mirostat else 0.0,
             guess=-1 if self._lookup is None else self._lookup.next(self.tokens),
         )
 
@@ -123,7 +126,9 @@ class Slot:
         """What a backend must know to draw the token behind these drafts."""
         self.follow(row.num_tokens, path, row.num_tokens + len(path))
         found = self.sampling_row(row.choice, row.output_index + len(path))
-        return replace(found, output_counts=TokenCounts.of(found.output_counts), grammar_mask=self._masks.get(place))
+        prompt, output = self._counts_now()
+        mask = self._masks.get(place)
+        return replace(found, prompt_counts=prompt, output_counts=output, grammar_mask=mask)
 
     def draws(self, row: ScheduledRow) -> tuple[Sequence[int], list[SamplingRow]]:
         """The rows of its tree that a row samples; and, if they differ in more than their index, what is to be known of
@@ -137,6 +142,14 @@ class Slot:
     def accept(self, row: ScheduledRow, drawn: Sequence[int]) -> None:
         """Of a row's drafts, those that were drawn; the last token drawn comes with the next row."""
         self.follow(row.num_tokens, drawn[:-1], row.num_tokens + max(0, len(drawn) - 1))
+
+    def surprised_by(self, output_index: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """The logprobs of the tokens drawn from ``output_index`` on: what mirostat allows after them."""
+        if not self.params.mirostat:
+            return
+        for index, entry in enumerate(logprobs, output_index):
+            mu = self._mu[index]
+            self._mu = {index: mu, index + 1: self.params.mirostat_after(mu, entry.logprob)}
 
     def is_ruled(self, row: ScheduledRow) -> bool:
         """True if the tokens that a row samples differ in more than their index: by counts, bans or logprobs."""
@@ -177,8 +190,18 @@ class Slot:
         self.tokens.append(token)
         if self._history is not None:
             self._history.grown()
-        if self.counts and position >= self.num_prompt_tokens:
+        if self.counts:
             self.output_counts.add(token)
+            if position >= self._last_n:
+                self._counts_at(position - self._last_n).remove(self.tokens[position - self._last_n])
+
+    def _counts_at(self, position: int) -> TokenCounts:
+        return self.prompt_counts if position < self.num_prompt_tokens else self.output_counts
+
+    def _counts_now(self) -> tuple[TokenCounts, TokenCounts]:
+        """Copies of the counts, which go on to change: of the prompt's only where they do."""
+        prompt = self.prompt_counts if self._last_n == sys.maxsize else TokenCounts.of(self.prompt_counts)
+        return prompt, TokenCounts.of(self.output_counts)
 
     def _truncate(self, length: int) -> None:
         length = max(length, self.num_prompt_tokens)
@@ -189,6 +212,8 @@ class Slot:
         while len(self.tokens) > length:
             token = self.tokens.pop()
             if self.counts:
+                if len(self.tokens) >= self._last_n:
+                    self._counts_at(len(self.tokens) - self._last_n).add(self.tokens[len(self.tokens) - self._last_n])
                 self.output_counts.remove(token)
             if self._history is not None:
                 self._history.shrunk(token)

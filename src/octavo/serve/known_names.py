@@ -49,7 +49,7 @@ NO_THINKING = "this model has no reasoning to control; leave it out"
 NEVER_CUT = "a prompt is never cut; shorten it before sending"
 LABEL = "it is a label that this server does not use"
 NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
-NO_SAMPLER = "this way of sampling is not supported; use top_p, min_p, typical_p or dynatemp_range"
+NO_SAMPLER = "this way of sampling is not supported; use top_p, min_p, typical_p, mirostat or dynatemp_range"
 _NO_THOUGHTS = "only in a conversation is reasoning kept apart from the answer"
 _NO_STATES = "states inside the model are not given out; leave it out"
 _NO_CODE = "a request brings no code; leave it out"
@@ -94,7 +94,6 @@ GENERATION = Names(
         "thinking_token_budget": (is_empty, NO_THINKING),
         "thinking": (one_of({"type": "disabled"}), NO_THINKING),
         "store": (is_empty, "answers are stored on /v1/responses alone; leave it out here"),
-        "mirostat": (off(0), NO_SAMPLER),
         "top_p_min": (off(0), NO_SAMPLER),
         "min_keep": (off(0, 1), NO_SAMPLER),
         "samplers": (is_empty, "the order of samplers is fixed (docs/decoding.md); leave it out"),

@@ -10,8 +10,6 @@ __all__ = ["check_params"]
 
 _REFUSED = {
     "use_beam_search": "beams are not drawn",
-    "mirostat": "each token moves the target of the next",
-    "mirostat_mode": "each token moves the target of the next",
 }
 
 

@@ -56,16 +56,13 @@ OPTIONS = Names(
     aliases={"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"},
     refused={
         "tfs_z": (off(1), NO_SAMPLER),
-        "mirostat": (off(0), NO_SAMPLER),
     },
     idle={
         **dict.fromkeys(("num_gpu", "main_gpu", "num_thread", "num_batch", "numa", "low_vram", "f16_kv"), _MACHINE),
         **dict.fromkeys(("use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only"), _MACHINE),
-        **dict.fromkeys(("mirostat_tau", "mirostat_eta"), "there is no mirostat"),
         "num_ctx": "the context is the server's, --max-seq-len",
         "num_keep": NEVER_CUT,
-        "repeat_last_n": "penalties look at all tokens",
-        "penalize_newline": "penalties look at all tokens",
+        "penalize_newline": "penalties look at all tokens that are counted",
     },
 )
 
@@ -80,8 +77,12 @@ class OllamaOptions(Struct, kw_only=True):
     min_p: float | None = None
     typical_p: float | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
 

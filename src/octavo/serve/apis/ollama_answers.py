@@ -24,7 +24,10 @@ from octavo.serve.port import EnginePort
 
 __all__ = ["OLLAMA", "answer_events", "answer_whole", "loaded"]
 
-_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "stop")
+_OPTIONS = (
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "presence_penalty", "frequency_penalty", "seed", "stop"),
+    *("repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta"),
+)
 
 
 def _line(value: Any) -> bytes:

@@ -224,6 +224,7 @@ class ApiSide:
                 ended=tuple(not branch.is_live for branch in branches) if begun else (),
                 bulk=request.bulk,
                 adapter=request.adapter,
+                mu=tuple(branch.mu for branch in branches) if begun and request.params.mirostat else (),
             )
         )
 
@@ -333,6 +334,8 @@ class ApiSide:
             return None
         branch.token_ids.append(event.token)
         logprobs = None if event.logprobs is None else TokenLogprobs(*event.logprobs)
+        if logprobs is not None:
+            branch.surprised_by(logprobs.logprob)
         more = {"index": event.index, "token_id": event.token, "logprobs": logprobs, "spent": event.spent}
         return self._completed(branch, event, EventKind.TOKEN, more)
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from octavo.core.errors import InvalidInput, shorten
 from octavo.core.events import EventKind, StepEvents, TokenEvent
+from octavo.core.params import check_float
 from octavo.core.request import FinishReason, Request
 from octavo.serve.links.messages import (
     CHOICE_END,
@@ -299,6 +300,8 @@ def _go_on(request: Request, message: Submit) -> None:
         branch.prompt_logprobs_delivered = bool(outputs)
         if ended:
             branch.finish(FinishReason.STOP)
+    for branch, mu in zip(request.branches, message.mu, strict=bool(message.mu)):
+        branch.mu = check_float("mu", mu, -1e18, 1e18)
 
 
 def _check_room(request: Request) -> None:

@@ -61,6 +61,7 @@ class Submit(_Message, tag=2):
     """Run a request, or go on with one.
 
     ``outputs``, ``ended``: for each choice the tokens that are known, and whether it has ended; empty for a new one.
+    ``mu``: what mirostat allows each choice after those; empty without it.
     """
 
     row: _Row  # of choice 0
@@ -76,6 +77,7 @@ class Submit(_Message, tag=2):
     ended: Annotated[tuple[bool, ...], Meta(max_length=MAX_CHOICES)] = ()
     bulk: bool = False
     adapter: _Name = ""  # digest of its content
+    mu: Annotated[tuple[float, ...], Meta(max_length=MAX_CHOICES)] = ()
 
 
 class Cancel(_Message, tag=3):
