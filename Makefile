@@ -29,7 +29,7 @@ test-core test-rest: export OPENBLAS_NUM_THREADS = 1
 NATIVE_SOURCES := $(wildcard native/CMakeLists.txt native/build.sh native/cmake/* native/include/* native/src/*)
 NATIVE_BUILD = CMAKE=$$(command -v cmake || echo $(CURDIR)/$(BIN)/cmake) sh native/build.sh
 
-.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak soak-null front-cost format clean fairness iteration-level clients schemathesis test-grammars test-beams
+.PHONY: faults dst-links ablate quality bench-cpu bench-cpu-full native native-test sanitize qemu codegen help serve test test-browser check test-contract test-core test-rest test-models soak soak-null front-cost format clean fairness iteration-level clients schemathesis test-dialects test-grammars test-beams
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -70,6 +70,9 @@ test-core: $(VENV)/.installed-dev ## the core's tests, with its branch coverage
 
 test-rest: $(VENV)/.installed-dev ## all other tests
 	@$(RUN_TESTS) tests --ignore=tests/core --ignore=tests/contract
+
+test-dialects: $(VENV)/.installed-dev ## 200 tool calls of each dialect, cut at every place
+	OCTAVO_SPLITS=all $(BIN)/python -m pytest -q tests/text/test_tool_calls.py
 
 test-grammars: $(VENV)/.installed-dev ## the JSON-schema suite whole: every schema from eight seeds, two vocabularies
 	OCTAVO_SCHEMAS=all $(BIN)/python -m pytest -q tests/text/test_json_schemas.py

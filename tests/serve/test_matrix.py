@@ -16,7 +16,7 @@ from serve_http import JSON, make_app, send, send_all
 
 IDS = [f"{body.path} {body.kind.__name__}" for body in [*BODIES, *OTHERS]]
 EVERY = pytest.mark.parametrize("body", [*BODIES, *OTHERS], ids=IDS)
-TEMPLATED = TEMPLATE + "{% if add_generation_prompt %}<me>{% endif %}{{ mood }}"
+TEMPLATED = TEMPLATE + "{% if add_generation_prompt %}<me>{% endif %}{{ mood }}{{ reasoning_effort }}"
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 TOOLS = {  # as each API spells them
@@ -43,6 +43,7 @@ SAMPLES: dict[str, Any] = {
     "functions": [{"name": "f"}],
     "function_call": "none", "include_reasoning": False, "thinking_token_budget": 5,
     "thinking": {"type": "enabled", "budget_tokens": 5}, "think": True, "separate_reasoning": False,
+    "reasoning_effort": "low", "reasoning": {"effort": "low"},
     "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a+"},
     "guided_json": {"type": "object"}, "guided_regex": "b+", "guided_choice": ["a", "b"],
     "guided_grammar": 'start: "a"', "grammar": 'root ::= "a"',

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from fake_engine import FakeEngine, byte_tokenizer
 from serve_http import CHAT, check_error, events, make_app, post, send
 
+from octavo.core.grammar import Grammar
+from octavo.core.params import SamplingParams
 from octavo.decoding.pieces import Call
 from octavo.decoding.tools import DIALECTS, written
 from octavo.serve.protocol import ChatRequest
@@ -251,16 +254,12 @@ def test_a_forced_call_is_a_grammar_and_so_is_one_that_has_begun() -> None:
 def test_what_cannot_be_enforced_is_refused_where_it_was_demanded() -> None:
     odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": odd}}]
-    assert not grammar_of({"tools": tools})
+    assert '"not"' not in grammar_of({"tools": tools})
     strict = [{"type": "function", "function": {**tools[0]["function"], "strict": True}}]
     for body in ({"tools": tools, "tool_choice": "required"}, {"tools": strict}):
         asked = engine()
         error = check_error(post(CHAT, {"messages": USER, **body}, engine=asked), 400, "tools")
         assert "not" in error["message"] and not asked.asked
-    plain = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
-    for body, warned in ((BODY, False), ({"messages": USER, "tools": plain}, True)):
-        answer = post(CHAT, body, engine=engine("x"), tool_call_parser="json")
-        assert (answer.headers.get("x-octavo-warnings") == "strict") == warned
     error = check_error(post(CHAT, {"messages": USER, "tools": [_strict("yes")]}, engine=engine()), 400, "tools")
     assert "strict" in error["message"]
 
@@ -308,20 +307,99 @@ def test_tools_and_a_format_of_the_answer_exclude_each_other(form: dict[str, Any
 _CHOICES = ("auto", "required")
 
 
-def test_what_follows_a_format_is_content_whatever_marks_are_in_it_or_before_it() -> None:
-    said = '{"a": "<think>1</think>"}'
-    body = {"messages": USER, "response_format": {"type": "json_object"}}
-    for template in (THINKS, THINKS.replace("<think>\n{#", "{# <think>")):
-        message = post(CHAT, body, engine=engine(said, template)).json()["choices"][0]["message"]
-        assert message["content"] == said and not message.get("reasoning_content")
+WILLING = THINKS.replace("<think>\n{#", "{# <think>")  # the prompt opens no thoughts
+
+
+def asked_for(body: dict[str, Any], template: str, said: str = "x") -> tuple[SamplingParams, dict[str, Any]]:
+    """What the engine is given, and the message that comes of what it says."""
+    asked = engine(said, template)
+    answer = post(CHAT, {"messages": USER, **body}, engine=asked)
+    assert answer.status_code == 200, answer.text
+    return asked.asked[0][1], answer.json()["choices"][0]["message"]
+
+
+def test_thoughts_may_come_before_a_format_of_the_answer() -> None:
+    said = '{"a": "<think>1</think>"}'  # a mark in a word of the grammar marks nothing
+    thoughts = "so\n</think>\n\n"
+    form = {"response_format": {"type": "json_object"}}
+    for body in (form, {"guided_regex": ".*"}):
+        for template, before in ((THINKS, thoughts), (WILLING, "<think>" + thoughts), (WILLING, "")):
+            params, message = asked_for(body, template, before + said)
+            assert message["content"] == said and message.get("reasoning_content") == ("so" if before else None)
+            grammar = params.grammar
+            assert grammar is not None and grammar.kind in ("json_object", "regex")
+            assert grammar.before.startswith("thoughts: thinking" if template is THINKS else "thoughts: (")
+    over = THINKS.replace("{#", "</think>\n\n{#")
+    for more, template in (({"separate_reasoning": False}, THINKS), ({}, over), ({}, SHOWN)):
+        params, message = asked_for({**form, **more}, template, said)
+        assert params.grammar == Grammar("json_object") and message["content"] == said
+        assert "reasoning_content" not in message
+    begun = {"messages": [*USER, {"role": "assistant", "content": "{"}], "continue_final_message": True}
+    assert asked_for({**form, **begun}, THINKS.replace("<think>\n", ""))[0].grammar == Grammar("json_object")
+
+
+def test_a_format_and_a_budget_of_thought_go_together() -> None:
+    asked = FakeEngine(answer="x", tokenizer=THINKER, vocab_size=259)
+    body = {"messages": USER, "thinking_token_budget": 3, "guided_choice": ["a", "b"]}
+    assert post(CHAT, body, engine=asked).status_code == 200
+    grammar = asked.asked[0][1].grammar
+    assert grammar is not None and grammar.kind == "choice" and "{0,3} <[258]>" in grammar.before
+
+
+def test_a_schema_that_nobody_insists_on_is_said_not_to_be_enforced() -> None:
+    odd = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    either = {"type": "object", "properties": {"a": {"type": "integer"}}, "anyOf": [{"required": ["a"]}]}
+    for schema, dialect in ((odd, "hermes"), (odd, "gemma"), (either, "gemma")):
+        functions = [{"name": "f", "parameters": schema}, TOOLS[1]["function"]]
+        tools = [{"type": "function", "function": function} for function in functions]
+        for body, place in (({"tools": tools}, "tools[0]"), ({"functions": functions}, "functions[0]")):
+            asked = engine("x")
+            answer = post(CHAT, {"messages": USER, **body}, engine=asked, tool_call_parser=dialect)
+            assert answer.headers["x-octavo-warnings"] == place, answer.text
+            (warning,) = answer.json()["warnings"]
+            assert ("not" if schema is odd else "anyOf") in warning["message"]
+            grammar = asked.asked[0][1].grammar
+            assert grammar is not None and '"integer"' in grammar.source  # the other one is enforced
+        strict = [{"type": "function", "function": {**functions[0], "strict": True}}]
+        asked = engine()
+        refused = post(CHAT, {"messages": USER, "tools": strict}, engine=asked, tool_call_parser=dialect)
+        assert check_error(refused, 400, "tools")["code"] == "invalid_grammar" and not asked.asked
+        beside = [tools[0], {"type": "function", "function": {**functions[1], "strict": True}}]
+        assert post(CHAT, {"messages": USER, "tools": beside}, engine=engine("x")).status_code == 200
+
+
+def test_tools_beyond_what_a_grammar_holds_are_said_not_to_be_enforced() -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"enum": ["x" * 30, "y" * 30]} for i in range(9)}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": large}} for i in range(120)]
+    asked = engine("x")
+    asked.max_seq_len = 1 << 17
+    answer = post(CHAT, {"messages": USER, "tools": tools}, engine=asked)
+    assert answer.headers["x-octavo-warnings"] == "tools" and asked.asked[0][1].grammar is None
+    check_error(post(CHAT, {"messages": USER, "tools": tools, "tool_choice": "required"}, engine=asked), 400, "tools")
+
+
+@pytest.mark.parametrize("dialect", ["json", "llama3_json", "pythonic"])
+def test_strict_calls_are_enforced_where_no_mark_opens_them(dialect: str) -> None:
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    assert "WORDS" in grammar_of({"tools": strict}, tool_call_parser=dialect)
+    assert not grammar_of({"tools": TOOLS}, tool_call_parser=dialect)
+    answer = post(CHAT, {"messages": USER, "tools": strict}, engine=engine("x"), tool_call_parser=dialect)
+    assert "x-octavo-warnings" not in answer.headers
+
+
+def thinker(template: str) -> SimpleTokenizer:
+    """One whose marks of thought are tokens."""
+    spelled = [f"<0x{byte:02X}>" for byte in range(256)] + ["<eos>", "<think>", "</think>"]
+    return SimpleTokenizer(
+        spelled, kind="bytes", eos=["<eos>"], special=["<think>", "</think>"], chat_template=template
+    )
+
+
+THINKER = thinker(THINKS)
 
 
 def test_thoughts_have_a_budget_where_their_mark_is_a_token() -> None:
-    spelled = [f"<0x{byte:02X}>" for byte in range(256)] + ["<eos>", "<think>", "</think>"]
-    tokens = SimpleTokenizer(
-        spelled, kind="bytes", eos=["<eos>"], special=["<think>", "</think>"], chat_template=THINKS
-    )
-    asked = FakeEngine(answer="x", tokenizer=tokens, vocab_size=259)
+    asked = FakeEngine(answer="x", tokenizer=THINKER, vocab_size=259)
     assert post(CHAT, {"messages": USER, "thinking_token_budget": 7}, engine=asked).status_code == 200
     params = asked.asked[0][1]
     assert "<[^256,258]>{0,7} <[258]>" in params.grammar.source and not params.skip_special_tokens
@@ -497,3 +575,96 @@ def test_any_tools_are_answered_or_refused(path: str) -> None:
                 "tool_choice": choice,
             }
             assert post(path, body, engine=engine("x")).status_code in (200, 400), (value, choice)
+
+
+# -- how much is thought
+
+SWITCHED = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+WORDED = "{{ '[' ~ reasoning_effort ~ ']' if reasoning_effort is defined }}"
+TURNS_OF = "{% for m in messages %}{{ m.content }}{% endfor %}"
+OPENED = TURNS_OF + "<think>"
+
+
+def effort(template: str, path: str = CHAT, **body: Any) -> tuple[str, int | None, str]:
+    """The prompt, the budget in tokens and the names in the warnings that come of what a body says of thoughts."""
+    asked = FakeEngine(answer="x</think>y", tokenizer=thinker(template), vocab_size=259)
+    answer = post(path, {**({} if "input" in body else {"messages": USER}), **body}, engine=asked)
+    assert answer.status_code == 200, answer.text
+    prompt, params, _ = asked.asked[0]
+    text = asked.tokenizer.decode(prompt, skip_special_tokens=False)
+    grammar = params.grammar
+    most = None if grammar is None else re.search(r"block: (?:<[^>]*>\{0,(\d+)\})?", grammar.source)
+    budget = None if most is None else int(most[1] or 0)
+    return text, budget, answer.headers.get("x-octavo-warnings", "")
+
+
+def test_effort_is_a_word_of_the_template_or_a_switch_and_a_budget() -> None:
+    worded, switched = WORDED + OPENED, TURNS_OF + SWITCHED + "{# <think> #}"
+    assert effort(worded, reasoning_effort="low") == ("[low]hé<think>", None, "")
+    assert effort(worded, thinking={"type": "enabled"}) == ("[medium]hé<think>", None, "")
+    assert effort(worded, thinking={"type": "enabled", "budget_tokens": 9}) == ("[medium]hé<think>", 9, "")
+    assert effort(switched, reasoning_effort="none") == ("hé<think></think>", None, "")
+    assert effort(switched, thinking={"type": "disabled"}) == ("hé<think></think>", None, "")
+    assert effort(switched, reasoning_effort="medium") == ("hé", 8192, "")
+    assert effort(OPENED, reasoning_effort="none") == ("hé<think>", 0, "")
+    assert effort(OPENED, reasoning_effort="minimal") == ("hé<think>", 512, "")
+    assert effort(OPENED, reasoning_effort="high") == effort(OPENED) == ("hé<think>", None, "")
+    assert effort(OPENED, reasoning_effort="low", thinking_token_budget=5) == ("hé<think>", 5, "")
+    assert effort(switched, reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})[1] == 2048
+    fixed = {"chat_template_kwargs": {"reasoning_effort": "max"}}
+    assert effort(worded, reasoning_effort="low", **fixed) == ("[max]hé<think>", None, "")
+
+
+def test_effort_is_spelled_in_every_api() -> None:
+    template = WORDED + OPENED
+    responses = {"path": "/v1/responses", "input": "hé"}
+    assert effort(template, **responses, reasoning={"effort": "high"}) == ("[high]hé<think>", None, "")
+    summed = effort(template, **responses, reasoning={"effort": "low", "summary": "auto"})
+    assert summed == ("[low]hé<think>", None, "reasoning.summary")
+    messages = {"path": "/v1/messages", "max_tokens": 9}
+    assert effort(template, **messages, output_config={"effort": "max"}) == ("[max]hé<think>", None, "")
+    assert effort(template, **messages, thinking={"type": "adaptive"}) == ("[medium]hé<think>", None, "")
+    assert effort(OPENED, **messages, thinking={"type": "disabled"}) == ("hé<think>", 0, "")
+    for think, word in ((True, "medium"), ("high", "high"), (False, "none")):
+        assert effort(template, path="/api/chat", think=think, stream=False)[0] == f"[{word}]hé<think>"
+    count = {"messages": USER, "reasoning_effort": "low"}
+    asked = engine("x", template)
+    assert post("/apply-template", count, engine=asked).json()["prompt"] == "[low]hé<think>"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"reasoning_effort": "much"}, "reasoning_effort"),
+        (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),  # by a model without thoughts
+        (CHAT, {"thinking": {"type": "enabled"}}, "thinking"),
+        (CHAT, {"thinking": {"type": "on"}}, "thinking"),
+        (CHAT, {"thinking": {"type": "enabled", "budget_tokens": True}}, "thinking"),
+        (CHAT, {"thinking": {"type": "disabled", "display": "omitted"}}, "thinking"),
+        (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 5}, "thinking_token_budget": 5}, "thinking"),
+        ("/v1/responses", {"input": "a", "reasoning": {"effort": "low"}}, "reasoning"),
+        ("/v1/responses", {"input": "a", "reasoning": {"effort": 1}}, "reasoning"),
+        ("/v1/messages", {"max_tokens": 9, "output_config": {"effort": "low"}}, "output_config"),
+        ("/v1/messages", {"max_tokens": 9, "output_config": {"effort": 3}}, "output_config"),
+        ("/api/chat", {"think": True, "stream": False}, "think"),
+        ("/api/chat", {"think": "much", "stream": False}, "think"),
+        ("/api/generate", {"prompt": "a", "raw": True, "think": True}, "think"),
+        ("/v1/completions", {"prompt": "a", "reasoning_effort": "low"}, "reasoning_effort"),
+    ],
+)
+def test_an_effort_that_cannot_be_made_is_refused_by_its_name(path: str, body: dict[str, Any], param: str) -> None:
+    asked = engine()
+    answer = post(path, {**({} if "prompt" in body or "input" in body else {"messages": USER}), **body}, engine=asked)
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert answer.status_code == 400 and message.startswith(param) and not asked.asked
+
+
+def test_where_thoughts_cannot_be_kept_short_a_word_for_it_comes_back() -> None:
+    asks: list[dict[str, Any]] = [{"reasoning_effort": "low"}, {"thinking": {"type": "disabled"}}]
+    for body in asks:
+        answer = post(CHAT, {"messages": USER, **body}, engine=engine("x", OPENED))
+        assert answer.headers["x-octavo-warnings"] == next(iter(body))
+        assert "</think>" in answer.json()["warnings"][0]["message"]
+    quiet = {"messages": USER, "think": False, "stream": False}
+    assert post("/api/chat", quiet, engine=engine("x", OPENED)).headers["x-octavo-warnings"] == "think"

@@ -13,19 +13,26 @@ __all__ = ["answer_grammar"]
 
 
 def answer_grammar(
-    form: AnswerForm, tools: Sequence[Tool], tokenizer: Tokenizer, *, required: bool, budget: int | None
+    form: AnswerForm,
+    tools: Sequence[Tool],
+    tokenizer: Tokenizer,
+    *,
+    required: bool,
+    budget: int | None,
+    strict: bool = False,
 ) -> tuple[str | None, bool]:
     """The grammar in llguidance's Lark, or None where nothing is to be enforced; and whether it keeps calls in form.
 
-    ``required``: the answer is one call or more. ``budget``: most tokens of thought. Raises ``InvalidInput`` for what
-    cannot be enforced with this dialect, or this tokenizer.
+    ``required``: the answer is one call or more. ``strict``: calls are kept in form also where no mark opens them.
+    ``budget``: most tokens of thought. Raises ``InvalidInput`` for what cannot be enforced with this dialect, or this
+    tokenizer.
     """
     calls: str | None = None
     if form.tools is not None:
         known = tokenizer.special_tokens
         special = {mark: known[mark] for mark in form.tools.marks if mark in known}
         parallel = form.most_calls is None
-        calls = calls_grammar(form.tools, tools, required=required, parallel=parallel, special=special)
+        calls = calls_grammar(form.tools, tools, required=required, parallel=parallel, special=special, strict=strict)
     if calls is None and budget is None:
         return None, False
     answer = f"answer: TEXT\n{ANY_TEXT}" if calls is None else calls

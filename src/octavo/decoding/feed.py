@@ -123,6 +123,20 @@ class TextFeed:
                 return ""
             yield
 
+    def until(self, mark: str) -> Steps[str]:
+        """Read up to ``mark`` and behind it; what stands before. Raises ``Malformed`` where it does not come."""
+        parts = []
+        while True:
+            found = self._text.find(mark, self._at)
+            if found >= 0:
+                parts.append(self._read(found))
+                self._read(found + len(mark))
+                return "".join(parts)
+            parts.append(self._read(len(self._text) - held_back(self._text, self._at, (mark,))))
+            if self._over:
+                raise Malformed
+            yield
+
     def _pass_on(self, end: int, show: Callable[[str], object]) -> None:
         part = self._read(end)
         self.forget()

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
@@ -18,10 +18,13 @@ from octavo.decoding.grammar.definition import definition
 from octavo.decoding.pieces import Piece, Whole, whole
 from octavo.decoding.reasoning import ReasoningFormat, format_named, format_of
 from octavo.decoding.reasoning.counter import ThoughtCounter
+from octavo.decoding.reasoning.grammar import closing_token, thoughts_grammar
+from octavo.decoding.tools import ToolDialect
+from octavo.decoding.tools.grammar import Tool, check_tool
 from octavo.serve.config import ServeConfig
+from octavo.serve.effort import check_effort, effort_of, most_thoughts
 from octavo.serve.errors import ApiError, from_invalid_input, invalid
-from octavo.serve.known_names import NO_THINKING
-from octavo.serve.names import Warnings, note
+from octavo.serve.names import note, warn
 from octavo.serve.port import Delta, TextModel
 from octavo.serve.prompts import Prompt
 from octavo.serve.protocol import ChatRequest
@@ -30,12 +33,14 @@ from octavo.serve.turns import tool_dialect
 from octavo.tokenizers.base import Tokenizer
 from octavo.tokenizers.chat import template_of
 
-__all__ = ["PLAIN", "Reading", "answer_of", "call_id", "check_answer", "counter_of", "ended", "note_strict"]
+if TYPE_CHECKING:
+    from octavo.serve.orders import Order
+
+__all__ = ["PLAIN", "Reading", "answer_of", "call_id", "check_answer", "counter_of", "ended"]
 __all__ += ["parsed", "read_whole", "reasoning_format"]
 
 PLAIN = AnswerForm()
 _TAIL = 32  # tokens of a prompt that are looked at for a mark
-_MAX_BUDGET = 1 << 20
 Check = Callable[[Grammar, str], Awaitable[None]]  # raises `ApiError` that blames the name of what cannot be used
 
 
@@ -53,70 +58,123 @@ def check_answer(body: ChatRequest, model: TextModel, config: ServeConfig) -> No
             tool_dialect(model.tokenizer, config)
     except InvalidInput as error:
         raise from_invalid_input(error) from error
-    budget, param = body.thinking_token_budget, "thinking_token_budget"
-    if budget is not None and not 0 <= budget <= _MAX_BUDGET:
-        raise invalid(param, f"must be from 0 to {_MAX_BUDGET}")
-    if budget is not None and reasoning_format(model.tokenizer, config) is None:
-        raise ApiError(400, f"{param}: {NO_THINKING}.", param=param, code="unsupported_parameter")
+    has_marks = reasoning_format(model.tokenizer, config) is not None
+    check_effort(effort_of(body), template_of(model.tokenizer).source, has_marks)
 
 
 async def answer_of(
-    body: Any, params: SamplingParams, prompts: Sequence[Prompt], model: TextModel, config: ServeConfig, check: Check
+    order: Order, prompts: Sequence[Prompt], model: TextModel, config: ServeConfig, check: Check
 ) -> tuple[AnswerForm, SamplingParams]:
-    """What the answers to a body are made of, and the parameters that keep them so. Raises ``ApiError`` 400.
+    """What the answers to an order are made of, and the parameters that keep them so. Raises ``ApiError`` 400.
 
-    Where a call may be made and need not, schemas that cannot be enforced are left to the model, unless strict.
+    Where a call may be made and need not, what cannot be enforced is left to the model and said in the warnings, unless
+    the tool is strict.
     """
+    body, params = order.body, order.params
     form = answer_form(body, prompts, model, config)
     if form.is_plain:
         return form, params
-    asked = tools_asked(body)
-    if params.grammar is not None:
-        _check_alone(body, asked)
-        return PLAIN, params  # it is a word of its grammar: a mark in it marks nothing
-    params = reading_marks(params, form, model.tokenizer)
-    param = _asked_as(asked)
+    asked, budget = tools_asked(body), _budget(order, form, model.tokenizer)
     try:
-        for tool in () if asked is None else asked.callable:
-            await check(Grammar("json_schema", json.dumps(tool.parameters)), param)
-        return _constrained(body, asked, form, params, model.tokenizer)
-    except (ApiError, InvalidInput) as error:
-        if body.thinking_token_budget is None and asked is not None and not (asked.must or asked.strict):
-            return form, params
-        if isinstance(error, ApiError):
-            raise
+        if params.grammar is not None:
+            _check_alone(asked)
+            form, params = _behind_thoughts(body, form, params, params.grammar, prompts[0], model.tokenizer, budget)
+        else:
+            params = reading_marks(params, form, model.tokenizer)
+            form, params = await _with_calls(order, asked, form, params, model.tokenizer, budget, check)
+    except InvalidInput as error:
+        of_effort = error.field == "thinking_token_budget"
+        param = effort_of(body).name if of_effort else order.constrained_by or _asked_as(asked)
         raise ApiError(400, f"{param}: {error.remedy.rstrip('.')}.", param=param, code="invalid_grammar") from error
+    if getattr(body, "separate_reasoning", None) is False:
+        form = replace(form, reasoning=None, is_open=False)
+    return form, params
 
 
-def _check_alone(body: Any, asked: ToolsAsked | None) -> None:
+def _check_alone(asked: ToolsAsked | None) -> None:
     """Refuse what cannot stand beside a format of the answer. Raises ``ApiError`` 400."""
-    if asked is not None or body.thinking_token_budget is not None:
+    if asked is not None:
         raise invalid(_asked_as(asked), "cannot be combined with a format of the answer; send one of them")
 
 
 def _asked_as(asked: ToolsAsked | None) -> str:
-    return "thinking_token_budget" if asked is None else "functions" if asked.older else "tools"
+    return "functions" if asked is not None and asked.older else "tools"
 
 
-def note_strict(warnings: Warnings, body: Any, form: AnswerForm) -> None:
-    """Warn where strict arguments were asked for, and nothing says when a call has begun."""
-    if form.tools is not None and not form.eager and (asked := tools_asked(body)) is not None and asked.strict:
-        note(
-            warnings, "strict", "this model's calls begin with no mark, and are kept in form only where they are forced"
-        )
+def _budget(order: Order, form: AnswerForm, tokenizer: Tokenizer) -> int | None:
+    """The most tokens of thought. Where only a word asks for fewer and they cannot be kept short, that is said."""
+    if form.reasoning is None:
+        return None
+    effort = effort_of(order.body)
+    most = most_thoughts(effort, template_of(tokenizer).source)
+    if most is None or effort.budget is not None or closing_token(form.reasoning, tokenizer) is not None:
+        return most
+    name = order.dialect.theirs.get(effort.name, effort.name)
+    note(order.warnings, name, f"{form.reasoning.closes} is no single token of this model; use max_tokens")
+    return None
 
 
-def _constrained(
-    body: Any, asked: ToolsAsked | None, form: AnswerForm, params: SamplingParams, tokenizer: Tokenizer
+def _behind_thoughts(
+    body: Any,
+    form: AnswerForm,
+    params: SamplingParams,
+    grammar: Grammar,
+    prompt: Prompt,
+    tokenizer: Tokenizer,
+    budget: int | None,
 ) -> tuple[AnswerForm, SamplingParams]:
-    budget = body.thinking_token_budget
-    tools, must = ((), False) if asked is None else (asked.callable, asked.must)
-    source, eager = answer_grammar(form, tools, tokenizer, required=must, budget=budget)
+    """A format of the answer: thoughts may come first, where the prompt leaves room for any, and are kept apart."""
+    over = form.reasoning is None or form.reasoning.is_closed(_end_of(prompt, tokenizer))
+    is_begun = body.continue_final_message and not form.is_open
+    if form.reasoning is None or over or is_begun or body.separate_reasoning is False:
+        return PLAIN, params  # it is a word of its grammar: a mark in it marks nothing
+    before = thoughts_grammar(form.reasoning, tokenizer, is_open=form.is_open, budget=budget)
+    params = reading_marks(params, form, tokenizer)
+    return form, replace(params, grammar=replace(grammar, before=before))
+
+
+async def _with_calls(
+    order: Order,
+    asked: ToolsAsked | None,
+    form: AnswerForm,
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    budget: int | None,
+    check: Check,
+) -> tuple[AnswerForm, SamplingParams]:
+    """The grammar of calls and of a budget of thought."""
+    tools: Sequence[Tool] = ()
+    if asked is not None and form.tools is not None:
+        tools = [await _enforced(order, asked, form.tools, tool, check) for tool in asked.callable]
+    required, strict = asked is not None and asked.must, asked is not None and bool(asked.strict)
+    source, eager = answer_grammar(form, tools, tokenizer, required=required, budget=budget, strict=strict)
     if source is None:
         return form, params
-    grammar = Grammar("lark", source)
+    try:
+        grammar = Grammar("lark", source)
+    except InvalidInput as error:
+        if asked is None or required or strict or budget is not None:
+            raise
+        warn(order.warnings, _asked_as(asked), f"calls are left to the model: {error.remedy} of grammar")
+        return form, params
     definition(grammar)
     return replace(form, eager=eager), replace(params, grammar=grammar)
+
+
+async def _enforced(order: Order, asked: ToolsAsked, dialect: ToolDialect, tool: Tool, check: Check) -> Tool:
+    """A tool whose schema can be enforced; where nobody insists on it, one that takes any arguments in its place."""
+    param = _asked_as(asked)
+    try:
+        await check(Grammar("json_schema", json.dumps(tool.parameters)), param)
+        check_tool(dialect, tool)
+    except (ApiError, InvalidInput) as error:
+        reason = error.remedy if isinstance(error, InvalidInput) else error.message.removeprefix(f"{param}: ")
+        if asked.must or tool.name in asked.strict:
+            raise ApiError(400, f"{param}: {reason.rstrip('.')}.", param=param, code="invalid_grammar") from error
+        place = f"{param}[{asked.tools.index(tool)}]"
+        warn(order.warnings, place, f"the schema is not enforced, calls of {tool.name} may not fit it: {reason}")
+        return replace(tool, parameters={"type": "object"})
+    return tool
 
 
 def answer_form(body: Any, prompts: Sequence[Prompt], model: TextModel, config: ServeConfig) -> AnswerForm:
@@ -124,12 +182,10 @@ def answer_form(body: Any, prompts: Sequence[Prompt], model: TextModel, config: 
     if not isinstance(body, ChatRequest):
         return PLAIN
     asked, marks = tools_asked(body), reasoning_format(model.tokenizer, config)
-    if body.separate_reasoning is False:
-        marks = None
     opened = marks is not None and marks.is_open(_end_of(prompts[0], model.tokenizer))
     if asked is None:
         return AnswerForm(marks, opened)
-    names = tuple(tool.name for tool in asked.callable)
+    names = {tool.name: tool.parameters for tool in asked.callable}
     most = None if asked.parallel else 1
     return AnswerForm(marks, opened, tool_dialect(model.tokenizer, config), names, False, most)
 

@@ -36,7 +36,7 @@ from octavo.serve.body import read_json
 from octavo.serve.config import ServeConfig
 from octavo.serve.dialects import OPENAI, Dialect
 from octavo.serve.errors import ApiError, invalid, no_such_model
-from octavo.serve.forms import answer_of, check_answer, counter_of, note_strict
+from octavo.serve.forms import answer_of, check_answer, counter_of
 from octavo.serve.generate import Job, collect
 from octavo.serve.grammar_door import GrammarDoor
 from octavo.serve.guard import KEY
@@ -293,8 +293,7 @@ class Front:
         trail.tokenize = time.monotonic() - begun
         fit_context(prompts, params, self.engine, order.param)
         check = self.grammars.check
-        form, params = await answer_of(order.body, params, prompts, self.engine, self.config, check)
-        note_strict(order.warnings, order.body, form)
+        form, params = await answer_of(order, prompts, self.engine, self.config, check)
         ask = ask_of(tenant, prompts, params, self.engine, _seconds(order.body.deadline_ms), order.window)
         await stay.enter(sum(len(prompt.token_ids) for prompt in prompts), ask)
         reply = self._reply(replace(order, params=params), trail, prompts, stay, form)

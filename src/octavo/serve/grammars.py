@@ -13,7 +13,7 @@ from octavo.decoding.grammar.compiler import LIBRARY
 from octavo.serve.errors import ApiError, invalid, safe_name
 from octavo.serve.known_names import is_empty
 
-__all__ = ["constrained_by", "format_of", "grammar_of", "output_format", "refusal", "text_format"]
+__all__ = ["constrained_by", "format_of", "grammar_of", "output_effort", "output_format", "refusal", "text_format"]
 
 _TOLD = {  # by what the library says
     "look-around": "look-around is not supported",
@@ -40,7 +40,7 @@ def constrained_by(request: Any) -> str:
     named = _named(request)
     if named:
         return named[0][0]
-    others = ("tools", "functions", "thinking_token_budget")
+    others = ("tools", "functions", "reasoning_effort", "thinking", "thinking_token_budget")
     return next((name for name in others if getattr(request, name, None)), "tools")
 
 
@@ -86,11 +86,19 @@ def text_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def output_format(config: Mapping[str, Any] | None, older: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What ``output_config`` of Anthropic's API, or the older ``output_format``, says. Raises ``ApiError`` 400."""
-    _check_names("output_config", {n: v for n, v in (config or {}).items() if not is_empty(v)}, ("format",))
+    _check_names("output_config", {n: v for n, v in (config or {}).items() if not is_empty(v)}, ("format", "effort"))
     newer = format_of("output_config", (config or {}).get("format"))
     if newer is not None and not is_empty(older):
         raise invalid("output_format", "is the older name of output_config.format; send one of them")
     return newer or format_of("output_format", older)
+
+
+def output_effort(config: Mapping[str, Any] | None) -> str | None:
+    """The effort in ``output_config`` of Anthropic's API. Raises ``ApiError`` 400."""
+    effort = (config or {}).get("effort")
+    if not isinstance(effort, str | None):
+        raise invalid("output_config", "effort must be a word: low, medium, high ...")
+    return effort
 
 
 def _in_format(param: str, value: Any) -> Grammar | None:

@@ -46,6 +46,7 @@ def off(*values: float) -> Callable[[Any], bool]:
 NO_TOOLS = "tools are called in conversations alone; use /v1/chat/completions"
 TEXT_ONLY = "this model reads and writes text only; leave it out"
 NO_THINKING = "this model has no reasoning to control; leave it out"
+_NO_TURNS = "only in a conversation are thoughts kept apart, and controlled; use /v1/chat/completions"
 NEVER_CUT = "a prompt is never cut; shorten it before sending"
 LABEL = "it is a label that this server does not use"
 NO_TEMPLATE = "a template comes from the model alone; leave it out, or send the rendered prompt to /v1/completions"
@@ -90,9 +91,9 @@ GENERATION = Names(
         "n_keep": (off(0), NEVER_CUT),
         "chat_template": (is_empty, NO_TEMPLATE),
         "documents": (is_empty, NO_TEMPLATE),
-        "reasoning_effort": (one_of("none"), NO_THINKING),
-        "thinking_token_budget": (is_empty, NO_THINKING),
-        "thinking": (one_of({"type": "disabled"}), NO_THINKING),
+        "reasoning_effort": (one_of("none"), _NO_TURNS),
+        "thinking_token_budget": (is_empty, _NO_TURNS),
+        "thinking": (one_of({"type": "disabled"}), _NO_TURNS),
         "store": (is_empty, "answers are stored on /v1/responses alone; leave it out here"),
         "top_p_min": (off(0), NO_SAMPLER),
         "min_keep": (off(0, 1), NO_SAMPLER),

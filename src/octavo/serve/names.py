@@ -14,7 +14,7 @@ import msgspec
 from octavo.serve.errors import ApiError, from_validation, invalid, safe_name
 from octavo.serve.known_names import GENERATION, Names, is_empty
 
-__all__ = ["Warnings", "decode_request", "note", "translated", "warning_headers"]
+__all__ = ["Warnings", "decode_request", "note", "translated", "warn", "warning_headers"]
 
 Warnings = list[dict[str, str]]
 _Request = TypeVar("_Request", bound=msgspec.Struct)
@@ -77,6 +77,11 @@ def note(warnings: Warnings, param: str, reason: str) -> None:
     """Add that a parameter had no effect, and why; once."""
     if all(warning["param"] != param for warning in warnings):
         warnings.append({"param": param, "message": f"{param} had no effect: {reason}."})
+
+
+def warn(warnings: Warnings, param: str, message: str) -> None:
+    """Add what a client is told of a parameter, besides the answer."""
+    warnings.append({"param": param, "message": f"{param}: {message}."})
 
 
 def _renamed(name: str, body: Mapping[str, Any], fields: Iterable[str], aliases: Mapping[str, str], prefix: str) -> str:

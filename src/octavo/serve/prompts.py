@@ -13,6 +13,7 @@ from msgspec import UNSET
 from octavo.core.errors import InvalidInput
 from octavo.core.params import MAX_STOP_IDS, MAX_STOP_STRINGS, SamplingParams
 from octavo.serve.config import ServeConfig
+from octavo.serve.effort import effort_of, thinking_variables
 from octavo.serve.errors import ApiError, from_invalid_input, invalid, safe_name
 from octavo.serve.port import TextModel
 from octavo.serve.protocol import ChatRequest, CompletionRequest
@@ -84,19 +85,22 @@ def _through_template(function: Any, request: ChatRequest | RenderChat, engine: 
     try:
         if tools or any(map(needs_tools, messages)):
             messages, options = with_tools(engine.tokenizer, config, messages, tools, options)
-        return function(engine.tokenizer, messages, **options, **_variables(request.chat_template_kwargs or {}))
+        return function(engine.tokenizer, messages, **options, **_variables(request, engine.tokenizer, bool(tools)))
     except InvalidInput as error:
         param = re.split(r"[.\[]", error.field)[0]
         param = param if param in _TEMPLATE_FIELDS else "messages"
         raise ApiError(400, f"{param}: {error.remedy}", param=param) from error
 
 
-def _variables(given: dict[str, Any]) -> dict[str, Any]:
-    """Names for the template; of those that `render_chat` takes itself, none."""
+def _variables(request: ChatRequest | RenderChat, tokenizer: Tokenizer, tools: bool) -> dict[str, Any]:
+    """Names for the template, those of the client's own first; of those that `render_chat` takes itself, none."""
+    from octavo.tokenizers.chat import template_of
+
+    given = request.chat_template_kwargs or {}
     wrong = next((name for name in given if not VARIABLE.fullmatch(name) or name in _TAKEN), None)
     if wrong is not None:
         raise invalid("chat_template_kwargs", f"{safe_name(wrong)} is no variable that a request may set")
-    return given
+    return {**thinking_variables(effort_of(request), template_of(tokenizer, tools=tools).source), **given}
 
 
 def ending_at_turns(params: SamplingParams, engine: TextModel) -> SamplingParams:

@@ -53,6 +53,8 @@ class RenderChat(_Work, tag=2):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None  # that the model is shown
+    reasoning_effort: str | None = None
+    thinking: dict[str, Any] | None = None
 
 
 class EncodeChat(RenderChat, tag=3):

@@ -24,7 +24,7 @@ class ToolsAsked:
     choice: str = "auto"
     parallel: bool = True
     older: bool = False
-    strict: bool = False  # the arguments of a call fit their schema, or the request is refused
+    strict: frozenset[str] = frozenset()  # tools whose calls fit their schema, or the request is refused
 
     @property
     def must(self) -> bool:
@@ -62,7 +62,8 @@ def tools_asked(body: Any) -> ToolsAsked | None:
     if choice not in ("auto", "required", *names):
         raise invalid(name, f"names no tool that is given; there are {', '.join(names)}")
     parallel = not older and getattr(body, "parallel_tool_calls", None) is not False
-    strict = any(isinstance(item.get("function"), dict) and item["function"].get("strict") is True for item in given)
+    functions = [item if older else item["function"] for item in given]
+    strict = frozenset(tool.name for tool, said in zip(checked, functions, strict=True) if said.get("strict") is True)
     return ToolsAsked(checked, choice, parallel, older, strict)
 
 

@@ -93,7 +93,7 @@ class GrammarCompiler:
 
 def _price(grammar: Grammar) -> int:
     """Bytes that a compiled grammar may take: the library does not say, so this is measured (docs/decoding.md)."""
-    return _BYTES_EACH + _BYTES_PER_BYTE * len(grammar.source.encode())
+    return _BYTES_EACH + _BYTES_PER_BYTE * (len(grammar.source.encode()) + len(grammar.before))
 
 
 def opened(vocabulary: Vocabulary, size: int) -> Any:

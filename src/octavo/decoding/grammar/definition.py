@@ -15,11 +15,24 @@ __all__ = ["JSON_STYLE", "definition"]
 
 # One way to write each value, so that more is forced; as Python's `json.dumps` writes, which models have read most
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+_IN_LARK = ("choice", "structural_tag", "lark")  # the others are written as JSON
 _MAX_BRACKETS = 128  # open at once
 
 
 def definition(grammar: Grammar) -> str:
     """The text for `LLMatcher`. Raises ``InvalidInput`` naming what cannot be honoured, or ``GrammarFault``."""
+    word = _word(grammar)
+    return _behind_thoughts(grammar, word) if grammar.before else word
+
+
+def _behind_thoughts(grammar: Grammar, word: str) -> str:
+    """Two grammars, each with its own names of rules: thoughts, and behind them what the second one says."""
+    answer = {"lark_grammar": word} if grammar.kind in _IN_LARK else json.loads(word)["grammars"][0]
+    whole = {"lark_grammar": f"%llguidance {{}}\nstart: thoughts @answer\n{grammar.before}"}
+    return json.dumps({"grammars": [whole, {**answer, "name": "answer"}]})
+
+
+def _word(grammar: Grammar) -> str:
     from llguidance import LLMatcher
 
     kind, source = grammar.kind, grammar.source

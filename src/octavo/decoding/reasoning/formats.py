@@ -21,6 +21,10 @@ class ReasoningFormat:
         """Whether a prompt leaves the block open, so that what follows is thought."""
         return prompt.rstrip().endswith(self.opens.rstrip())
 
+    def is_closed(self, prompt: str) -> bool:
+        """Whether a prompt ends with thoughts that are over, so that what follows is the answer."""
+        return prompt.rstrip().endswith(self.closes.rstrip())
+
 
 FORMATS = {
     each.name: each

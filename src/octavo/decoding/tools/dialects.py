@@ -18,13 +18,14 @@ __all__ = ["DIALECTS", "ToolDialect", "dialect_named", "dialect_of", "shows_tool
 class ToolDialect:
     """Calls stand in sections: ``opens  before call (between call)*  closes``, and sections follow one another.
 
-    A call is an `object` ``{"name": ..., KEY: {...}}``, `named` ``HEAD name MIDDLE {...} TAIL``, or a `python` call.
+    A call is an `object` ``{"name": ..., KEY: {...}}``, `named` ``HEAD name MIDDLE {...} TAIL``, a `python` call, or
+    `tags`: ``<function=NAME> (<parameter=KEY> VALUE </parameter>)* </function>``, where a string is written as it is.
     ``middles``: the first is written, any is read. ``bare``: the first section may begin the answer without ``opens``.
     ``listed``: a section's calls are a list in brackets. ``several``: in one section, or each in its own, ``apart``.
     """
 
     name: str
-    form: Literal["object", "named", "python"]
+    form: Literal["object", "named", "python", "tags"]
     opens: str = ""
     closes: str = ""
     before: str = ""
@@ -75,13 +76,18 @@ DIALECTS = {
         ),
         _DEEPSEEK,
         ToolDialect("json", "object", between=", ", bare=True, listed=True),
+        ToolDialect(
+            "qwen3_coder", "tags", "<tool_call>", "</tool_call>", "\n", "\n", apart="\n", several=False
+        ),
     )
 }  # fmt: skip
 _ALIASES = {"qwen": "hermes", "qwen2": "hermes", "qwen3": "hermes", "llama3": "llama3_json", "python": "pythonic"}
 _ALIASES |= {"deepseek": "deepseek_v31", "generic": "json", "gemma3": "gemma", "llama4_pythonic": "pythonic"}
+_ALIASES |= {"qwen3_xml": "qwen3_coder"}
 
 # the first whose text stands in a template is its dialect; None: known, and not read here
 _SIGNS: tuple[tuple[str, str | None], ...] = (
+    ("<parameter=", "qwen3_coder"),
     ("<function=", None),
     ("<|channel|>", None),
     ("```json\\n", "deepseek_v3?"),
@@ -152,10 +158,18 @@ def _call(dialect: ToolDialect, call: Call) -> str:
         raise InvalidInput("arguments", call.arguments, "must be a JSON object, as text")
     if dialect.form == "python":
         return f"{call.name}({', '.join(f'{name}={_python(value)}' for name, value in arguments.items())})"
+    if dialect.form == "tags":
+        parameters = (f"<parameter={name}>\n{_as_is(value)}\n</parameter>\n" for name, value in arguments.items())
+        return f"<function={call.name}>\n{''.join(parameters)}</function>"
     text = json.dumps(arguments, ensure_ascii=False)
     if dialect.form == "named":
         return f"{dialect.head}{call.name}{dialect.middles[0]}{text}{dialect.tail}"
     return f'{{"name": {json.dumps(call.name)}, "{dialect.key}": {text}}}'
+
+
+def _as_is(value: Any) -> str:
+    """A text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _python(value: Any) -> str:

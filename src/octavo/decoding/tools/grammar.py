@@ -15,10 +15,12 @@ from typing import Any
 from octavo.core.errors import InvalidInput
 from octavo.decoding.grammar.schema import ending
 from octavo.decoding.tools.dialects import ToolDialect
+from octavo.decoding.tools.tags import parameter_value
 
-__all__ = ["ANY_TEXT", "Tool", "calls_grammar", "literal"]
+__all__ = ["ANY_TEXT", "Tool", "calls_grammar", "check_tool", "literal"]
 
 ANY_TEXT = "TEXT: /(.|\\n)*/"
+_WORDS = r"WORDS: /[ \t\r\n]*([^\[{ \t\r\n](.|\n)*)?/"  # text that begins with no bracket
 _SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SPREADABLE = {"type", "properties", "required", "additionalProperties", "title", "description", "default", "examples"}
 _SPREADABLE |= {"$defs", "definitions", "$schema", "$id", "$comment"}
@@ -39,12 +41,14 @@ def calls_grammar(
     required: bool,
     parallel: bool = True,
     special: Mapping[str, int] | None = None,
+    strict: bool = False,
 ) -> str | None:
     """Rules for an answer, its first one ``answer``: calls of these tools alone if ``required``, else any text with
     calls in it, kept in form from the mark on that opens them. None: such calls have no mark to know them by.
 
-    ``special``: ids of the tokens that no text spells. Raises ``InvalidInput`` for parameters that this dialect cannot
-    enforce.
+    ``strict``: where calls have no mark, an answer that begins with a bracket is calls, so that these are kept in form,
+    too. ``special``: ids of the tokens that no text spells. Raises ``InvalidInput`` for parameters that this dialect
+    cannot enforce.
     """
     spell = dict(special or {})
     rules = [*_calls(dialect, tools, spell), f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}"]
@@ -54,13 +58,34 @@ def calls_grammar(
         closing = "" if dialect.bare else closing
         again = f" ({literal(dialect.apart, spell)} section)*" if parallel and not dialect.several else ""
         return "\n".join([f"answer: section{again}", f"section: {opening} {inside} {closing}", *rules])
-    if dialect.bare:
+    if dialect.bare and not strict:
         return None
     body = f"{literal(dialect.before, spell)} {inside} {closing}"
-    begun = f"TEXT <[{spell[dialect.opens]}]>" if dialect.opens in spell else "opening"
-    lazy = [] if dialect.opens in spell else [f"opening[lazy]: TEXT {json.dumps(dialect.opens)}"]
-    start = f"answer: section{'*' if parallel else '?'} rest"
-    return "\n".join([start, "rest: TEXT", *lazy, f"section: {begun} {body}", *rules, ANY_TEXT])
+    opening, lazy = _opening("opening", "TEXT", dialect, spell)
+    free = ["rest: TEXT", f"section: {opening} {body}", *lazy, ANY_TEXT] if dialect.opens else []
+    if not dialect.bare:
+        return "\n".join([f"answer: section{'*' if parallel else '?'} rest", *rules, *free])
+    answer = f"answer: {inside} | WORDS"
+    if dialect.opens:
+        opening, lazy = _opening("first_opening", "WORDS", dialect, spell)
+        free += [f"first: {opening} {body}", *lazy]
+        answer += f" | first {'section* ' if parallel else ''}rest"
+    return "\n".join([answer, *rules, *free, _WORDS])
+
+
+def _opening(name: str, text: str, dialect: ToolDialect, spell: Mapping[str, int]) -> tuple[str, list[str]]:
+    """What stands before a section's calls, ``text`` and the mark that opens it, and the rules for that."""
+    if dialect.opens in spell:
+        return f"{text} <[{spell[dialect.opens]}]>", []
+    return name, [f"{name}[lazy]: {text} {json.dumps(dialect.opens)}"]
+
+
+def check_tool(dialect: ToolDialect, tool: Tool) -> None:
+    """Raises ``InvalidInput`` for parameters that calls of this dialect cannot be kept to."""
+    if dialect.form == "python":
+        _keywords(0, tool)
+    if dialect.form == "tags":
+        _parameters(0, tool)
 
 
 def literal(text: str, special: Mapping[str, int]) -> str:
@@ -84,11 +109,14 @@ def _inside(dialect: ToolDialect, parallel: bool, spell: Mapping[str, int]) -> s
 
 
 def _calls(dialect: ToolDialect, tools: Sequence[Tool], spell: Mapping[str, int]) -> list[str]:
-    rules: list[str] = []
+    rules = ['as_it_is[lazy]: /(.|\\n)*/ "\\n</parameter>\\n"'] if dialect.form == "tags" else []
     for index, tool in enumerate(tools):
         if dialect.form == "python":
             rules += _keywords(index, tool)
             rules.append(f'call_{index}: {json.dumps(tool.name + "(")} first_{index}_0 ")"')
+            continue
+        if dialect.form == "tags":
+            rules += _parameters(index, tool)
             continue
         if dialect.form == "named":
             head = literal(dialect.head + tool.name + dialect.middles[0], spell)
@@ -118,6 +146,9 @@ def _keywords(index: int, tool: Tool) -> list[str]:
         remedy = f"{odd[0]} cannot be enforced in calls written as Python; use properties and required alone"
         raise InvalidInput(f"tools[{index}].function.parameters", odd[0], remedy)
     properties, required = schema.get("properties", {}), schema.get("required", [])
+    if "properties" not in schema and not required and schema.get("additionalProperties") is not False:
+        any_one = f"any_{index}: /[A-Za-z_][A-Za-z0-9_]*=/ %json {json.dumps({'x-guidance': _SPELLING})}"
+        return [f'first_{index}_0: (any_{index} (", " any_{index})*)?', any_one]
     missing = [name for name in required if name not in properties] + [n for n in properties if not n.isidentifier()]
     if missing:
         raise InvalidInput(f"tools[{index}].function.parameters", missing[0], "must be among properties, and a name")
@@ -130,3 +161,27 @@ def _keywords(index: int, tool: Tool) -> list[str]:
         rules.append(f'more_{index}_{number}: ", " {this}{"" if must else skip_more}')
         rules.append(f"value_{index}_{number}: {_schema(value, schema)}")
     return [*rules, f'first_{index}_{len(properties)}: ""', f'more_{index}_{len(properties)}: ""']
+
+
+def _parameters(index: int, tool: Tool) -> list[str]:
+    """Parameters between tags in the order of the schema, those that are not required left out or not."""
+    schema, parts, rules = tool.parameters, [], []
+    odd = sorted(set(schema) - _SPREADABLE)
+    required, properties = schema.get("required", []), schema.get("properties", {})
+    missing = [*odd, *(name for name in required if name not in properties), *(n for n in properties if ">" in n)]
+    if missing:
+        remedy = f"{missing[0]} cannot be enforced in calls written as tags; use properties and required alone"
+        raise InvalidInput(f"tools[{index}].function.parameters", missing[0], remedy)
+    for number, (name, value) in enumerate(properties.items()):
+        texts = parameter_value(value, schema, f"tools[{index}].function.parameters")
+        end = json.dumps("\n</parameter>\n")
+        body = "as_it_is" if texts == [] else f"{_schema(value, schema)} {end}"
+        if texts:
+            body = f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end}"
+        rules.append(f"parameter_{index}_{number}: {json.dumps(f'<parameter={name}>' + chr(10))} {body}")
+        parts.append(f"parameter_{index}_{number}{'' if name in required else '?'}")
+    if "properties" not in schema and schema.get("additionalProperties") is not False:
+        rules.append(f'parameter_{index}: "<parameter=" /[A-Za-z_][A-Za-z0-9_\\-]*/ ">\\n" as_it_is')
+        parts = [f"parameter_{index}*"]
+    head = json.dumps(f"<function={tool.name}>" + chr(10))
+    return [*rules, f'call_{index}: {head} {" ".join(parts)} "</function>"']

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from octavo.decoding.feed import BLANKS, Malformed, Steps, TextFeed
 from octavo.decoding.pieces import Piece
 from octavo.decoding.tools.dialects import ToolDialect
+from octavo.decoding.tools.tags import tagged_value
 from octavo.decoding.tools.values import json_string, json_value, python_value
 
 __all__ = ["ToolParser"]
@@ -20,18 +22,21 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]*")
 _NAME_START = re.compile(r"[A-Za-z_]")
 _KEYWORD = re.compile(r"\w*")
 _KEYS = ("arguments", "parameters")
+_FUNCTION = "<function="
 
 
 class ToolParser:
     """A fold over the text of one answer: ``push`` each piece, then ``finish``; both return what is decided now.
 
-    ``names`` are the tools that there are: a call of another is no call. A call's name and arguments come out when the
+    ``names`` are the tools that there are: a call of another is no call; with the schemas of their parameters, values
+    that are written as they are become what their schemas say. A call's name and arguments come out when the
     call is complete; with ``eager``, for text that a grammar keeps in form, as they come, and what a cut text has of
     a call comes out, too.
     """
 
     def __init__(self, dialect: ToolDialect, names: Collection[str], *, eager: bool = False) -> None:
         self._dialect, self._names, self._eager = dialect, frozenset(names), eager
+        self._schemas: Mapping[str, Any] = names if isinstance(names, Mapping) else {}
         self._feed = TextFeed()
         self._pieces: list[Piece] = []
         self._content: list[str] = []
@@ -144,6 +149,8 @@ class ToolParser:
             return (yield from self._feed.skips(self._dialect.between.strip()))
         if self._dialect.form == "object":
             return after == "{"
+        if self._dialect.form == "tags":
+            return (yield from self._feed.comes(_FUNCTION))
         if self._dialect.form == "named":
             return bool(self._dialect.head) and (yield from self._feed.comes(self._dialect.head))
         return _NAME_START.fullmatch(after) is not None
@@ -151,6 +158,8 @@ class ToolParser:
     def _call(self) -> Steps[None]:
         if self._dialect.form == "python":
             yield from self._python_call()
+        elif self._dialect.form == "tags":
+            yield from self._tags_call()
         elif self._dialect.form == "named" and (yield from self._feed.peek()) not in ("{", "["):
             yield from self._named_call()
         else:
@@ -232,6 +241,30 @@ class ToolParser:
         yield from feed.one()
         write("}")
         self._whole_call(name, "".join(parts))
+
+    def _tags_call(self) -> Steps[None]:
+        """A parameter comes out when it is whole."""
+        feed = self._feed
+        yield from feed.expect(_FUNCTION)
+        name = self._known((yield from feed.while_in(_NAME)))
+        yield from feed.expect(">")
+        parts: list[str] = []
+        write = self._fragments_append if self._eager else parts.append
+        if self._eager:
+            self._begin(name)
+        write("{")
+        between = ""
+        while (yield from self._another_parameter()):
+            key = yield from feed.until(">")
+            text = (yield from feed.until("</parameter>")).removeprefix("\n").removesuffix("\n")
+            write(f"{between}{json.dumps(key)}: {tagged_value(text, self._schemas.get(name, {}), key)}")
+            between = ", "
+        write("}")
+        self._whole_call(name, "".join(parts))
+
+    def _another_parameter(self) -> Steps[bool]:
+        yield from self._feed.blanks()
+        return (yield from self._feed.expect("<parameter=", "</function>")) == "<parameter="
 
     def _keyword(self, write: Callable[[str], object], first: bool) -> Steps[None]:
         keyword = yield from self._feed.while_in(_KEYWORD)

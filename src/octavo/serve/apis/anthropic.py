@@ -14,9 +14,9 @@ from octavo.serve.apis.anthropic_answers import message_events, message_whole
 from octavo.serve.apis.anthropic_turns import tool_choice_of, tools_of, turns_of
 from octavo.serve.described import described
 from octavo.serve.dialects import Dialect, named_event, warned
-from octavo.serve.errors import ApiError, invalid
+from octavo.serve.errors import ApiError
 from octavo.serve.front import Front, Order
-from octavo.serve.grammars import output_format
+from octavo.serve.grammars import output_effort, output_format
 from octavo.serve.known_names import LABEL, Names, is_empty
 from octavo.serve.names import translated
 from octavo.serve.prompts import text_of
@@ -105,7 +105,7 @@ def _error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": None}
 
 
-_THEIRS = {"stop": "stop_sequences", "thinking_token_budget": "thinking", "response_format": "output_config"}
+_THEIRS = {"stop": "stop_sequences", "reasoning_effort": "output_config", "response_format": "output_config"}
 ANTHROPIC = Dialect(
     _error_body,
     named_event,
@@ -152,18 +152,6 @@ class _Anthropic:
         return warned({"input_tokens": len(prompt.token_ids)}, warnings)
 
 
-def _thinking(asked: CountTokensRequest) -> dict[str, Any]:
-    """How much is thought before the answer, in our words. Raises ``ApiError`` 400."""
-    if not asked.thinking:
-        return {}
-    kind, budget = asked.thinking.get("type"), asked.thinking.get("budget_tokens")
-    if kind == "disabled":
-        return {"chat_template_kwargs": {**(asked.chat_template_kwargs or {}), "enable_thinking": False}}
-    if kind != "enabled" or type(budget) is not int:
-        raise invalid("thinking", "must be disabled, or enabled with budget_tokens")
-    return {"thinking_token_budget": budget}
-
-
 def _conversation(asked: CountTokensRequest) -> ChatRequest:
     """The request in our words. An answer that has been begun is gone on with."""
     turns = turns_of(asked.messages)
@@ -172,6 +160,7 @@ def _conversation(asked: CountTokensRequest) -> ChatRequest:
         turns = [{"role": "system", "content": text_of("system", asked.system)}, *turns]
     stop = getattr(asked, "stop_sequences", None)
     more: dict[str, Any] = {"tools": tools_of(asked.tools), "parallel_tool_calls": None, "tool_choice": None}
-    more |= {**tool_choice_of(asked.tool_choice), **_thinking(asked)}
+    more |= tool_choice_of(asked.tool_choice)
     more |= {"response_format": output_format(asked.output_config, asked.output_format)}
+    more |= {"reasoning_effort": output_effort(asked.output_config)}
     return translated(asked, ChatRequest, messages=turns, stop=stop, continue_final_message=goes_on, **more)

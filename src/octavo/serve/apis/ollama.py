@@ -17,7 +17,6 @@ from octavo.serve.apis.ollama_answers import OLLAMA, answer_events, answer_whole
 from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
 from octavo.serve.errors import invalid
-from octavo.serve.forms import reasoning_format
 from octavo.serve.front import Front, Order, request_id_of
 from octavo.serve.grammars import format_of
 from octavo.serve.known_names import (
@@ -25,7 +24,6 @@ from octavo.serve.known_names import (
     NEVER_CUT,
     NO_SAMPLER,
     NO_TEMPLATE,
-    NO_THINKING,
     TEXT_ONLY,
     Names,
     is_empty,
@@ -89,7 +87,7 @@ class OllamaOptions(Struct, kw_only=True):
 
 class _Generation(Struct, kw_only=True):
     model: str | None = None
-    think: bool | None = None
+    think: bool | str | None = None
     format: dict[str, Any] | str | None = None
     stream: bool | None = None
     options: dict[str, Any] | None = None
@@ -166,8 +164,6 @@ class _Ollama:
         if options.num_predict is not None and options.num_predict < -2:
             raise invalid("options.num_predict", "must be a count of tokens; -1 and -2 ask for what the context holds")
         limit = None if (options.num_predict or 0) < 0 else options.num_predict
-        if asked.think and reasoning_format(self._front.engine.tokenizer, self._front.config) is None:
-            raise invalid("think", NO_THINKING)
         body = _in_our_words(asked, options, limit)
         return body, replace(self._front.parameters(body), max_tokens=limit)
 
@@ -232,19 +228,28 @@ def _in_our_words(
         "stream": asked.stream is not False,
         "response_format": format_of("format", asked.format),
     }
-    thoughts = {} if asked.think is None else {"enable_thinking": asked.think}
+    thoughts = _thoughts(asked.think)
     if isinstance(asked, OllamaChat):
-        return translated(asked, ChatRequest, chat_template_kwargs=thoughts, **values)
+        return translated(asked, ChatRequest, **thoughts, **values)
     if not asked.raw:
         system = [{"role": "system", "content": asked.system}] if asked.system else []
         turns = [*system, {"role": "user", "content": asked.prompt}]
-        return translated(asked, ChatRequest, messages=turns, chat_template_kwargs=thoughts, **values)
+        return translated(asked, ChatRequest, messages=turns, **thoughts, **values)
+    if asked.think:
+        raise invalid("think", "a raw prompt is thought about as it says itself; leave it out")
     if asked.system:
         raise invalid("system", "has no place in a raw prompt; put it into the prompt")
     if asked.top_logprobs and not asked.logprobs:
         raise invalid("top_logprobs", "needs logprobs to be true")
     top = (asked.top_logprobs or 0) if asked.logprobs else None
     return translated(asked, CompletionRequest, logprobs=top, **values)
+
+
+def _thoughts(think: bool | str | None) -> dict[str, Any]:
+    """``think`` in our words."""
+    if think is None or isinstance(think, str):
+        return {"reasoning_effort": think}
+    return {"thinking": {"type": "enabled" if think else "disabled"}}
 
 
 _SAME = frozenset(ChatRequest.__struct_fields__)

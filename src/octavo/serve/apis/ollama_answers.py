@@ -55,6 +55,8 @@ OLLAMA = Dialect(
         "max_tokens": "options.num_predict",
         "response_format": "format",
         "repetition_penalty": "options.repeat_penalty",
+        "reasoning_effort": "think",
+        "thinking": "think",
     },
 )
 

@@ -31,7 +31,12 @@ __all__ = ["RESPONSES", "Exchange", "input_items", "response_events", "response_
 RESPONSES = Dialect(
     ApiError.body,
     lambda body: named_event({"type": "error", **body["error"]}),
-    theirs={"max_tokens": "max_output_tokens", "messages": "input", "response_format": "text"},
+    theirs={
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "response_format": "text",
+        "reasoning_effort": "reasoning",
+    },
 )
 
 
@@ -196,7 +201,7 @@ def _body(reply: Reply, status: str, output: list[dict[str, Any]]) -> dict[str, 
         "tools": asked.tools or [],
         "truncation": "disabled",
         "text": asked.text or {"format": {"type": "text"}},
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": (asked.reasoning or {}).get("effort"), "summary": None},
         "usage": None if status in ("in_progress", "failed", "cancelled") else counted,
         **({"warnings": reply.warnings} if reply.warnings else {}),
     }

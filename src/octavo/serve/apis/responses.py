@@ -23,10 +23,10 @@ from octavo.serve.apis.response_store import ResponseStore, StoredResponse, Turn
 from octavo.serve.apis.response_turns import tool_choice_of, tools_of, turns_of
 from octavo.serve.described import described
 from octavo.serve.dialects import json_response, warned
-from octavo.serve.errors import invalid
+from octavo.serve.errors import invalid, safe_name
 from octavo.serve.front import Front, Order, request_id_of
 from octavo.serve.grammars import text_format
-from octavo.serve.known_names import LABEL, NO_THINKING, Names, is_empty, one_of
+from octavo.serve.known_names import LABEL, Names, is_empty, one_of
 from octavo.serve.names import Warnings, note, translated
 from octavo.serve.params import check_metadata
 from octavo.serve.protocol import ChatRequest
@@ -44,7 +44,6 @@ NAMES = Names(
     in_parts=("type", "text", "annotations", "logprobs"),
     aliases={"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"},
     refused={
-        "reasoning": (one_of({"effort": "none"}), NO_THINKING),
         "truncation": (one_of("disabled"), "a prompt is never cut; shorten it before sending"),
         "conversation": (is_empty, "conversations are not kept by name; use previous_response_id"),
         "prompt": (is_empty, "prompts are not kept by name; send the text as input"),
@@ -91,6 +90,7 @@ class ResponsesRequest(Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
 
 
 def routes(front: Front) -> list[Route]:
@@ -214,6 +214,9 @@ def _check(asked: ResponsesRequest, warnings: Warnings) -> None:
         raise invalid("background", "needs the response to be stored; leave store out")
     if any(name != _LOGPROBS for name in asked.include or ()):
         note(warnings, "include", f"only {_LOGPROBS} can be included; there is nothing else of its kind here")
+    for name, value in (asked.reasoning or {}).items():
+        if name != "effort" and not is_empty(value):
+            note(warnings, f"reasoning.{safe_name(name)}", "thoughts come whole, as reasoning_text, in every mode")
     check_metadata(asked.metadata)
 
 
@@ -230,7 +233,16 @@ def _conversation(asked: ResponsesRequest, turns: list[Turn]) -> ChatRequest:
         tool_choice=tool_choice_of(asked.tool_choice),
         stream=asked.stream,
         response_format=text_format(asked.text),
+        reasoning_effort=_effort(asked),
     )
+
+
+def _effort(asked: ResponsesRequest) -> str | None:
+    """The effort that is asked for. Raises ``ApiError`` 400."""
+    effort = (asked.reasoning or {}).get("effort")
+    if not isinstance(effort, str | None):
+        raise invalid("reasoning", "effort must be a word: none, low, medium, high ...")
+    return effort
 
 
 def _turns(asked: ResponsesRequest) -> list[Turn]:

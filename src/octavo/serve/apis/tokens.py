@@ -40,6 +40,8 @@ class TemplateRequest(_Named, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    thinking: dict[str, Any] | None = None
 
 
 class TokenizeChatRequest(TemplateRequest, kw_only=True):
