@@ -217,6 +217,7 @@ strategies = {
     "use_beam_search": st.booleans(),
     "length_penalty": st.floats(-10.0, 10.0),
     "early_stopping": st.sampled_from([False, True, "never"]),
+    "speculative_verifier": st.sampled_from([None, "exact", "residual"]),
 }
 OF_BEAMS = {
     *(
@@ -243,7 +244,7 @@ def test_trip_through_json(values):
         del values["length_penalty"], values["early_stopping"]
         if values["pooling"]:
             values |= {"max_tokens": 0, "min_tokens": 0, "n": 1, "best_of": None, "prompt_logprobs": None}
-            values |= {"grammar": None}
+            values |= {"grammar": None, "speculative_verifier": None}
         if values["grammar"]:
             values["ignore_eos"] = False
     params = SamplingParams(**values)
@@ -263,6 +264,12 @@ def test_nothing_is_asked_of_beams_that_they_do_not_have(data):
         return
     if unusual and values != {"temperature": 0.0}:
         refused(name, use_beam_search=True, **values)
+
+
+def test_verifiers_have_names():
+    for wrong in ("typical", "", 1, True):
+        refused("speculative_verifier", speculative_verifier=wrong)
+    refused("speculative_verifier", pooling="mean", max_tokens=0, speculative_verifier="exact")
 
 
 def test_beams_are_made_of_tokens_and_have_few_ends():

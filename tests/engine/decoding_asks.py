@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from test_same_bytes import PROMPTS
@@ -64,6 +64,7 @@ FEATURES: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"grammar": Grammar("json_schema", _SCHEMA)},
         {"grammar": Grammar("lark", _LARK)},
     ),
+    "speculative_verifier": ({"speculative_verifier": "residual"},),
     "logprobs": ({"logprobs": 0}, {"logprobs": 3}, {"logprob_token_ids": (7, 9)}),
     "prompt_logprobs": ({"prompt_logprobs": 0}, {"prompt_logprobs": 2}),
     "pooling": ({"pooling": "last"}, {"pooling": "mean"}),
@@ -76,6 +77,7 @@ CHANCES = {
     "stop": 0.2,
     "ignore_eos": 0.25,
     "grammar": 0.4,
+    "speculative_verifier": 0.0,  # played by itself: `by_residual`
 }  # of the others: 0.3
 LENGTHS = (1, 4, 8, 14, 20)
 
@@ -102,10 +104,18 @@ def draw_ask(rng: random.Random) -> Ask:
     """Features that go with those before them; which pairs do not is told in docs/decoding.md and held there."""
     values: dict[str, Any] = {"max_tokens": rng.choice(LENGTHS), "seed": rng.randrange(50)}
     for name, ways in FEATURES.items():
+        if not CHANCES.get(name, 0.3):
+            continue
         more = rng.choice(ways)
         if rng.random() < CHANCES.get(name, 0.3) and goes_with(asked(values, more)) is None:
             values = asked(values, more)
     return Ask(rng.randrange(len(PROMPTS)), SamplingParams(**values), rng.choice((0, 0, 1, 2, 3)))
+
+
+def by_residual(ask: Ask) -> Ask:
+    """The same by the residual verifier, where it goes with the rest."""
+    values = {**ask.params.to_dict(), "speculative_verifier": "residual"}
+    return ask if goes_with(values) else replace(ask, params=SamplingParams.from_dict(values))
 
 
 def asked(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

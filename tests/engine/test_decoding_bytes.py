@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from decoding_asks import FEATURES, asked, goes_with
+from decoding_asks import FEATURES, asked, by_residual, goes_with
 from decoding_plans import DraftModelPlay, make_stage, play_all
 from engine_harness import MODELS
 
@@ -51,6 +51,17 @@ def test_a_draft_model_beside_all_of_decoding(adapter_folder: Any) -> None:
     stages = [make_stage(model, adapter_folder, asks=8, page_sizes=(1, 2, 4, 16)) for model in sorted(MODELS)]
     play_all(stages, 10, seen, DraftModelPlay)
     assert all(seen[danger] for danger in ("drafts", "drafts of grammars", "drafts of adapters", "overlap", "restored"))
+
+
+def test_both_verifiers_beside_all_of_decoding(adapter_folder: Any) -> None:
+    """Every second request is drawn by the residual verifier."""
+    seen: Counter[str] = Counter()
+    stages = [make_stage(model, adapter_folder, asks=8, page_sizes=(1, 2, 4, 16)) for model in sorted(MODELS)]
+    for stage in stages:
+        stage.asks = [by_residual(ask) if i % 2 else ask for i, ask in enumerate(stage.asks)]
+        assert sum(ask.params.speculative_verifier == "residual" for ask in stage.asks) > 1
+    play_all(stages, 6, seen)
+    assert all(seen[danger] for danger in ("drafts", "drafts of adapters", "overlap", "restored")), seen
 
 
 def told_in_docs() -> set[frozenset[str]]:

@@ -133,6 +133,59 @@ def test_what_the_residual_verifier_draws_follows_the_law() -> None:
     assert core.speculator.stats.accepted > 20
 
 
+@pytest.mark.parametrize("backend", [name for name in ("reference", "native") if name in available_backends()])
+def test_a_request_chooses_its_verifier(backend: str) -> None:
+    """Both beside each other in one step, on engines that guess otherwise or not at all: the bytes of each alone."""
+    exact, residual = (replace(DRAWN, speculative_verifier=name) for name in ("exact", "residual"))
+    plain = {None: DRAWN, "exact": exact, "residual": residual}
+    said = {name: alone("llama", PROMPT, params, backend=backend) for name, params in plain.items()}
+    assert said["exact"] == said[None] != said["residual"]
+    assert said["residual"] == alone("llama", PROMPT, DRAWN, backend=backend, lookup=(2, 6))
+    assert said["exact"] == alone("llama", PROMPT, exact, backend=backend, lookup=LOOKUP)
+    for method in ("", "suffix", "ngram"):
+        core, collector = make_core(backend=backend, page_size=16), Collector()
+        core.speculator = make_speculator(method, 3, 1, 3, adapts=False)
+        for name in ("exact", "residual"):
+            core.submit(make_request(name, PROMPT, plain[name]), 0.0)
+        run_to_end(core, collector)
+        for name in ("exact", "residual"):
+            assert [collector.choices[name, choice] for choice in range(2)] == said[name]
+        assert core.speculator is None or core.speculator.stats.accepted > 0
+        core.submit(make_request("after", PROMPT, DRAWN), 0.0)  # in a slot that the other verifier had
+        run_to_end(core, collector)
+        assert [collector.choices["after", choice] for choice in range(2)] == said[None]
+
+
+def test_a_greedy_request_is_the_same_by_either_verifier() -> None:
+    greedy = replace(PARAMS, max_tokens=12)
+    assert alone("llama", PROMPT, greedy) == alone("llama", PROMPT, replace(greedy, speculative_verifier="residual"))
+
+
+def test_what_cannot_be_drawn_is_blamed_on_its_row_under_either_verifier() -> None:
+    """A row without a finite logit fails alone; those beside it, of the other verifier, go on."""
+    core, collector = make_core("llama", prefix_cache=False), Collector()
+    forward = core.executor.__self__.model.forward  # type: ignore[attr-defined]
+
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            return getattr(tiny_parts("llama").model, name)
+
+        def forward(self, ops: object, w: object, batch: object) -> object:
+            rows = forward(ops, w, batch)
+            return [[math.nan] * len(row) if i in bad else row for i, row in enumerate(rows)]
+
+    core.executor.__self__.model = Broken()  # type: ignore[attr-defined]
+    verifiers = ("residual", None, "residual", None)
+    for i, verifier in enumerate(verifiers):
+        core.submit(make_request(str(i), PROMPT, replace(PARAMS, n=1, speculative_verifier=verifier)), 0.0)
+    bad: set[int] = {0, 3}
+    collector.take(core.step(0.0))
+    bad.clear()
+    run_to_end(core, collector)
+    reasons = [collector.choices[str(i), 0].finish_reason for i in range(4)]
+    assert reasons == ["error", "length", "length", "error"]
+
+
 def law_of(logprobs: TokenLogprobs) -> dict[int, float]:
     """Of the tokens that may be drawn."""
     total = sum(math.exp(logprob) for _, logprob in logprobs.top)

@@ -53,6 +53,7 @@ SAMPLES: dict[str, Any] = {
     "repeat_last_n": 9, "mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.2,
     "dry_penalty_last_n": 64, "dry_sequence_breakers": ["x"], "no_repeat_ngram_size": 3, "bad_words": ["zz"],
     "logits_processors": ["nobody's"], "repetition_detection": {"max_pattern_size": 4},
+    "speculative_verifier": "residual",
     "structural_tag": {"format": {"type": "any_text"}}, "format": "json",
     "output_config": {"format": {"type": "json_schema", "schema": {}}},
     "output_format": {"type": "json_schema", "schema": {}},

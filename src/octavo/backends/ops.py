@@ -80,7 +80,7 @@ class SamplingRow:
     purpose: int = 0  # 0: the token itself; other noise streams of the same token take other numbers
     penalties: Mapping[int, float] = field(default_factory=dict)  # what logits lose besides: history.py
     mu: float = 0.0  # bits of surprise that mirostat allows
-    guess: int = -1  # the residual verifier's draft in the token's place; -1: none
+    guess: int | None = None  # the residual verifier's draft in the token's place, -1: none; None: another draws
 
 
 @dataclass(frozen=True)

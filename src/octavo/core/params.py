@@ -25,6 +25,7 @@ MAX_ALLOWED_IDS = 1 << 18
 MAX_COUNT = 2**31 - 1
 SEED_RANGE = (-(2**63), 2**64 - 1)
 GREEDY_BELOW = 1e-5
+VERIFIERS = ("exact", "residual")  # of drafts: decoding/speculation
 POOLINGS = ("last", "mean", "cls")
 MAX_END_IDS = 16  # end-of-sequence and stop ids of a request with beams
 MAX_BEAM_STOP_IDS = 8  # of them, those that the request may name
@@ -233,6 +234,7 @@ class SamplingParams(samplers.SamplerParams):
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None  # the output is a word of it, or ends with `length` or an error
+    speculative_verifier: str | None = None  # who draws: "exact", "residual"; None: as the engine is set up
     pooling: str | None = None  # one vector is asked for, no token: of the last, of all, of the first position
     best_of: int | None = None  # candidates, of which the n best are returned; None: n. With beams: their number
     use_beam_search: bool = False  # the likeliest texts are looked for, nothing is drawn: `decoding.beam`
@@ -278,6 +280,9 @@ class SamplingParams(samplers.SamplerParams):
             object.__setattr__(self, "grammar", Grammar.of(self.grammar))
             if self.ignore_eos:
                 raise InvalidInput("ignore_eos", True, "a grammar says where an output ends: leave ignore_eos out")
+        if self.speculative_verifier not in (None, *VERIFIERS):
+            remedy = f"give one of {', '.join(VERIFIERS)}"
+            raise InvalidInput("speculative_verifier", self.speculative_verifier, remedy)
         if self.pooling is not None:
             self._check_pooling(self.pooling)
         if self.best_of is not None and self.best_of < self.n:
@@ -292,7 +297,7 @@ class SamplingParams(samplers.SamplerParams):
     def _check_pooling(self, kind: str) -> None:
         if kind not in POOLINGS:
             raise InvalidInput("pooling", kind, f"give one of {', '.join(POOLINGS)}")
-        none = dict.fromkeys(("best_of", "prompt_logprobs", "grammar"))
+        none = dict.fromkeys(("best_of", "prompt_logprobs", "grammar", "speculative_verifier"))
         for name, only in {"max_tokens": 0, "n": 1, **none}.items():
             if getattr(self, name) != only:
                 raise InvalidInput(name, getattr(self, name), f"with pooling no token is drawn: give {only}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -82,7 +83,10 @@ class EngineCore:
         try:
             if request.adapter:
                 self.served_adapters.place_of(request.adapter)
-            if self.is_residual:
+            verifier = request.params.speculative_verifier
+            if verifier == "residual" and importlib.util.find_spec("numpy") is None:
+                raise InvalidInput("speculative_verifier", verifier, "it needs NumPy, which is not installed here")
+            if verifier == "residual" or (self.is_residual and verifier is None):
                 check_params(request.params)
             self.scheduler.submit(request)
         except InvalidInput as error:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from octavo.backends.ops import ForwardBatch, SamplingRow
-from octavo.backends.sampling import leaves_a_token
+from octavo.backends.sampling import leaves_a_token, refuse_undrawable
 from octavo.core.batch import (
     DrawnRows,
     PageTableDelta,
@@ -78,6 +78,7 @@ class ModelRunner:
         self.lookup = lookup
         self.num_groups, self.vocab_size = num_groups, vocab_size
         self._slots: dict[int, Slot] = {}
+        self._residual: dict[int, None] = {}  # slots whose tokens the residual verifier draws
         self._constraints = Constraints(grammars)
         self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
         # what a backend reads where it lies, by slot: page tables, sampling parameters, arrays of plain decodes
@@ -87,6 +88,7 @@ class ModelRunner:
         """Run one step. Raises ``RowError`` or whatever the model raises; nothing is committed here."""
         for slot in decision.freed_slots:
             self._slots.pop(slot, None)
+            self._residual.pop(slot, None)
             self._changing.pop(slot, None)
             self._constraints.leave(slot)
         if self.tiers is not None:
@@ -118,7 +120,7 @@ class ModelRunner:
 
         Then the step runs again in the general way: what it writes is the same.
         """
-        if self._arrays is None or self.lookup is not None:
+        if self._arrays is None or self._residual:
             return None
         slots = [self._slot(row) for row in rows.others]
         if any(row.flags.prompt_logprobs >= 0 for row in rows.others):
@@ -221,7 +223,7 @@ class ModelRunner:
         asks = [ask for each in asked for ask in each.values()]
         wanted = wanted_of(rows, slots, [list(each) for each in asked])
         batch = self._batch(rows, slots, wanted)
-        if len(asks) == len(wanted.logit_rows) and self.lookup is None:  # a backend may draw while it computes
+        if len(asks) == len(wanted.logit_rows) and not self._residual:  # a backend may draw while it computes
             batch.sampling = tuple(asks)
         answers = [Answer() for _ in rows]
         pooled = PooledRows(rows, self._slots)
@@ -260,7 +262,10 @@ class ModelRunner:
         return slot
 
     def _fill_slot(self, row: ScheduledRow, init: SlotInit) -> None:
-        lookup = None if self.lookup is None else Lookup(*self.lookup)
+        lookup = self._lookup_for(init)
+        self._residual.pop(row.slot, None)
+        if lookup is not None:
+            self._residual[row.slot] = None
         slot = self._slots[row.slot] = Slot(init, self.num_groups, lookup, self.vocab_size)
         self._constraints.enter(row.slot, slot)
         self._changing.pop(row.slot, None)
@@ -273,6 +278,13 @@ class ModelRunner:
             slot.adapter = self.adapters.place_of(init.adapter)
             if self._arrays is not None:
                 self._arrays.adapt(row.slot, slot.adapter)
+
+    def _lookup_for(self, init: SlotInit) -> Lookup | None:
+        """Who guesses each token, where the residual verifier draws."""
+        asked = init.params.speculative_verifier
+        if self.lookup is not None and asked != "exact":
+            return Lookup(*self.lookup)
+        return Lookup() if asked == "residual" else None
 
     def _place(self, slot: int, deltas: Sequence[PageTableDelta]) -> None:
         for delta in deltas:
@@ -339,7 +351,7 @@ class ModelRunner:
             asked = batch.sampling if len(batch.sampling) == len(left) else [asks[i] for i in left]
             try:
                 processed = self.backend.process_logits(raw, asked)
-                ids = self.backend.sample(processed, asked) if self.lookup is None else _verified(processed, asked)
+                ids = self._drawn_from(processed, batch, asked)
             except RowError as error:
                 if not error.rows:
                     raise
@@ -351,6 +363,23 @@ class ModelRunner:
             drawn = take_drawn([wanted.sampled[i][1:] for i in left], ids, rows, answers)
             self._logprobs(raw, batch, rows, drawn, answers)
             return
+
+    def _drawn_from(self, logits: Any, batch: ForwardBatch, asked: Sequence[SamplingRow]) -> Sequence[int]:
+        """Each row's id, by its verifier. Raises ``RowError`` naming the rows that have none."""
+        if not self._residual:
+            return self.backend.sample(logits, asked)
+        ids: list[int | None] = [None] * len(asked)
+        for is_residual, draw in ((True, _verified), (False, self.backend.sample)):
+            rows = [i for i, ask in enumerate(asked) if (ask.guess is not None) is is_residual]
+            try:
+                found = draw(self._select(logits, batch, rows, len(asked)), [asked[i] for i in rows]) if rows else ()
+            except RowError as error:
+                lost = {rows[i] for i in error.rows}
+                found = [None if i in lost else 0 for i in rows]
+            for i, token in zip(rows, found, strict=True):
+                ids[i] = token
+        refuse_undrawable(ids)
+        return [token for token in ids if token is not None]
 
     def _logprobs(
         self,

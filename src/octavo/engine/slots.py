@@ -95,7 +95,7 @@ class Slot:
             penalties=penalties,
             grammar_mask=self._masks.get(0),
             mu=self._mu[output_index] if self.params.mirostat else 0.0,
-            guess=-1 if self._lookup is None else self._lookup.next(self.tokens),
+            guess=None if self._lookup is None else self._lookup.next(self.tokens),
         )
 
     def sampling_rows(self, row: ScheduledRow) -> dict[int, SamplingRow]:

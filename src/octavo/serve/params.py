@@ -54,6 +54,7 @@ _PLAIN = (
     "no_repeat_ngram_size",
     "bad_words",
     "logits_processors",
+    "speculative_verifier",
     "seed",
     "ignore_eos",
     "include_stop_str_in_output",

@@ -74,6 +74,7 @@ class GenerationRequest(Struct, kw_only=True):
     no_repeat_ngram_size: int | None = None
     bad_words: list[str] | None = None
     logits_processors: list[str] | None = None
+    speculative_verifier: str | None = None
     repetition_detection: RepetitionDetection | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from octavo.core.errors import InvalidInput
+from octavo.core.params import VERIFIERS
 from octavo.decoding.speculation.control import DraftControl
 from octavo.decoding.speculation.ngram import NgramProposer
 from octavo.decoding.speculation.proposer import Proposer
@@ -17,7 +18,6 @@ __all__ = ["DRAFT_MODEL", "METHODS", "asked_of", "make_speculator"]
 METHODS = ("ngram", "suffix")
 DRAFT_MODEL = "draft_model"
 OF_DRAFT_MODEL = ("model", "quantization")
-VERIFIERS = ("exact", "residual")
 MOST = 64  # drafts, and tokens that are looked up
 
 

@@ -80,9 +80,12 @@ class _Index:
 
 
 class Lookup:
-    """What prompt lookup says of the next token of one sequence: a function of its tokens, however they came."""
+    """What prompt lookup says of the next token of one sequence: a function of its tokens, however they came.
 
-    def __init__(self, shortest: int, longest: int) -> None:
+    A request that asks for the residual verifier itself has the lengths that stand here, whatever the engine is told.
+    """
+
+    def __init__(self, shortest: int = 2, longest: int = 6) -> None:
         self._index = _Index(shortest, longest)
 
     def next(self, token_ids: Sequence[int]) -> int:

@@ -124,7 +124,7 @@ def _draw_row(logits: NDArray[Any], wanted: SamplingRow) -> int | None:
     p = law(logits, wanted)
     if p is None:
         return None
-    guesses = [wanted.guess] if 0 <= wanted.guess < len(p) else []
+    guesses = [wanted.guess] if wanted.guess is not None and 0 <= wanted.guess < len(p) else []
 
     def uniform(token_id: int, purpose: int) -> Doubles:
         place = np.array([wanted.output_index]), np.array([token_id])
