@@ -91,3 +91,21 @@ def test_a_fault_ends_its_own_request():
     both, _, _ = outcome("reference", [("dead", [1, 4], dead), ("fine", [1, 5], fine)], jumps=True)
     assert both["fine", 0] == alone["fine", 0]
     assert both["dead", 0].finish_reason == "error" and "grammar cannot be followed" in both["dead", 0].error
+
+
+def test_what_a_request_follows_is_kept_until_it_ends_and_no_longer():
+    """Other grammars come meanwhile, more than are kept; one of two requests is preempted, too."""
+    new = SamplingParams(grammar=Grammar("regex", "new"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("octavo.decoding.grammar.compiler.MAX_KEPT", 2)
+        core, others = make_core(num_pages=13, max_seq_len=48), 0
+        for i in range(2):
+            params = SamplingParams(max_tokens=24, seed=i, grammar=Grammar("regex", f"[a-e]{{20}}{i}"))
+            assert not core.is_ready_for(params) and core.compile(params) and core.is_ready_for(params)
+            core.submit(make_request(f"r{i}", [1, 9, *range(i + 12)], params), 0.0)
+        assert core.compile(new) and core.knows(new) and not core.is_ready_for(new)
+        while core.has_work:
+            others += core.compile(SamplingParams(grammar=Grammar("regex", f"b{{{others + 1}}}")))
+            core.step(0.0)
+        assert core.grammars.num_compiled == 3 + others and engine_stats(core)["preemptions"] > 0
+        assert core.compile(new) and core.is_ready_for(new) and core.grammars.num_held == 0

@@ -30,7 +30,7 @@ def plan(**changes: Any) -> Any:
         "default_cap": 10_000,
         "available": 4000,
     }
-    needs = replace(NEEDS, drafts=changes.pop("drafts", 0))
+    needs = replace(NEEDS, **{name: changes.pop(name, 0) for name in ("adapters", "drafts", "grammars")})
     return plan_memory(needs, **{**settings, **changes})
 
 
@@ -45,13 +45,17 @@ def test_the_host_tier_is_whole_pages_in_the_plan() -> None:
         plan(host_memory=1900)
 
 
-def test_what_is_remembered_to_guess_tokens_from_is_in_the_plan() -> None:
-    with_drafts, without = plan(drafts=300), plan()
-    assert with_drafts.total <= with_drafts.budget
-    assert with_drafts.total - with_drafts.kv == without.total - without.kv + 300
-    assert "drafts" in with_drafts.describe() and "drafts" not in without.describe()
-    with pytest.raises(InvalidInput, match=r"drafts 1\.\d KiB"):
-        plan(drafts=1900)
+@pytest.mark.parametrize("name", ["adapters", "drafts", "grammars"])
+def test_what_not_every_engine_has_is_in_the_plan(name: str) -> None:
+    with_it, without = plan(**{name: 300}), plan()
+    assert with_it.total <= with_it.budget
+    assert with_it.total - with_it.kv == without.total - without.kv + 300
+    assert name in with_it.describe() and name not in without.describe()
+    with pytest.raises(InvalidInput, match=rf"{name} 1\.\d KiB"):
+        plan(**{name: 1900})
+
+
+def test_what_is_remembered_to_guess_tokens_from_has_a_bound() -> None:
     most = SuffixProposer(SuffixSettings(own_nodes=10, past_nodes=100, namespaces=3)).most_bytes(4, 1000)
     assert most == (4 * 10 + 3 * 100) * NODE_BYTES
     assert EngineConfig(speculative="suffix").draft_bytes(100) > 0 == EngineConfig().draft_bytes(100)

@@ -13,15 +13,19 @@ from octavo.serve.roles.held import HeldSubmits
 
 
 class Grammars:
-    """A compiler that waits to be let go on."""
+    """A compiler that waits to be let go on, and has room for so many."""
 
-    def __init__(self) -> None:
-        self.known: set[Grammar] = set()
+    def __init__(self, room: int = 9) -> None:
+        self.room = room
+        self.known: set[Grammar | None] = {None}
         self.go = threading.Semaphore(0)
-        self.core: Any = SimpleNamespace(grammars=self, compile=self.compile)
+        self.core: Any = SimpleNamespace(compile=self.compile, knows=self.knows, is_ready_for=self.is_ready_for)
 
-    def knows(self, grammar: Grammar) -> bool:
-        return grammar in self.known
+    def knows(self, params: SamplingParams) -> bool:
+        return params.grammar in self.known
+
+    def is_ready_for(self, params: SamplingParams) -> bool:
+        return self.knows(params) and (params.grammar is None or self.room > 0)
 
     def compile(self, params: SamplingParams) -> None:
         assert self.go.acquire(timeout=10) and params.grammar is not None
@@ -47,11 +51,11 @@ def test_who_waits_for_a_grammar_comes_back_once_with_the_time_that_it_came() ->
     assert held.takes(1, asked(1, "a"), [b"again"], 4.0)  # a message that came twice
     assert held.takes(1, asked(2, "c"), [b"left"], 5.0) and held.takes(1, Cancel(row=2), [], 6.0)
     assert not held.takes(1, Cancel(row=9), [], 6.0)
-    assert held and held.ready() == []
+    assert held and list(held.ready()) == []
     grammars.go.release(3)
     settle(held)
-    assert held.ready() == [[b"one"], [b"two"]] and held.since == {"r1": 3.0}
-    assert not held.takes(1, asked(1, "a"), [b"one"], 7.0) and not held and held.ready() == []
+    assert list(held.ready()) == [[b"one"], [b"two"]] and held.since == {"r1": 3.0}
+    assert not held.takes(1, asked(1, "a"), [b"one"], 7.0) and not held and list(held.ready()) == []
 
 
 def test_what_a_front_end_that_is_gone_asked_for_does_not_come_back() -> None:
@@ -63,4 +67,23 @@ def test_what_a_front_end_that_is_gone_asked_for_does_not_come_back() -> None:
     assert not held.takes(2, ApiHello(seat="api-0"), [], 2.0)
     grammars.go.release(3)
     settle(held)
-    assert held.ready() == [[b"3"]] and held.since == {"r3": 1.0}
+    assert list(held.ready()) == [[b"3"]] and held.since == {"r3": 1.0}
+
+
+def test_who_finds_no_room_waits_for_it_and_is_compiled_again_if_it_was_forgotten_meanwhile() -> None:
+    grammars = Grammars(room=1)
+    held = HeldSubmits(grammars.core)
+    for row, pattern in ((1, "a"), (2, "b")):
+        assert held.takes(1, asked(row, pattern), [b"%d" % row], 1.0)
+    grammars.go.release(2)
+    settle(held)
+    for frames in held.ready():
+        assert frames == [b"1"]
+        grammars.room -= 1  # it has been taken in
+    assert held and list(held.ready()) == []
+    grammars.known.remove(asked(2, "b").params.grammar)
+    assert list(held.ready()) == []
+    grammars.room += 1
+    grammars.go.release()
+    settle(held)
+    assert list(held.ready()) == [[b"2"]] and not held

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from collections import Counter
 
 import pytest
 from grammar_walk import bits, compiler, fresh, text_of, walk
@@ -197,19 +198,40 @@ def test_any_object_is_an_object(seed):
     assert not ended or isinstance(json.loads(text_of(ids)), dict)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 3 * PRICES[0]))
+ASKS = st.tuples(st.sampled_from(["ask", "ask", "hold", "release"]), st.integers(1, 9))
+
+
+@given(st.lists(ASKS, min_size=1, max_size=16), st.integers(1, 5), st.integers(0, 3 * PRICES[0]))
 def test_compiled_grammars_are_kept_up_to_a_number_and_a_sum(asked, most, room):
-    """The last ones asked for, as many as both bounds allow, and the very last one in any case."""
+    """The last ones asked for, as many as both bounds allow; in any case the very last one and those that are held."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("octavo.decoding.grammar.compiler.MAX_KEPT", most)
         patch.setattr("octavo.decoding.grammar.compiler.MAX_BYTES", room)
         small = GrammarCompiler(SimpleTokenizer(["<eos>", "a"], eos=["<eos>"]), 2, [0])
-        kept, compilations = [], 0
-        for i in asked:
+        kept, compilations, held = [], 0, Counter()
+        for what, i in asked:
+            if what == "release" and held[i]:
+                small.release(SIZED[i - 1])
+                held -= Counter([i])
+            if what == "hold":
+                price = sum(PRICES[j - 1] for j in {*held, i})
+                expected = not held or i in held or (len(held) < most and price <= room)
+                assert small.may_hold(SIZED[i - 1]) == small.hold(SIZED[i - 1]) == expected
+                held += Counter([i] * expected)
+            if what == "release" or (what == "hold" and not expected):
+                continue
             small.matcher(SIZED[i - 1])
-            compilations += i not in kept
-            kept = [i, *(j for j in kept if j != i)]
-            while len(kept) > most or (len(kept) > 1 and sum(PRICES[j - 1] for j in kept) > room):
-                kept.pop()
+            if i not in kept:
+                compilations += 1
+                kept = trimmed([i, *kept], held, most, room)
+            kept.sort(key=lambda j: j != i)
             assert [i for i in range(1, 10) if small.knows(SIZED[i - 1])] == sorted(kept)
-            assert small.num_compiled == compilations
+            assert small.num_compiled == compilations and small.num_held == len(held)
+
+
+def trimmed(kept, held, most, room):
+    """Without the last ones of those that need not be kept, until both bounds hold."""
+    for i in reversed(kept[1:]):
+        if (len(kept) > most or sum(PRICES[j - 1] for j in kept) > room) and not held[i]:
+            kept = [j for j in kept if j != i]
+    return kept

@@ -132,9 +132,21 @@ class EngineCore:
         """
         if params.grammar is None or self.grammars is None:
             return False
-        is_new = not self.grammars.knows(params.grammar)
+        is_new = not self.knows(params)
         self.grammars.matcher(params.grammar)
         return is_new
+
+    def is_ready_for(self, params: SamplingParams) -> bool:
+        """Whether what a request follows, if anything, is compiled and can be kept until it ends."""
+        if params.grammar is None or self.grammars is None:
+            return True
+        if self.forcing is not None:
+            self.forcing.forget(self.scheduler.get)
+        return self.knows(params) and self.grammars.may_hold(params.grammar)
+
+    def knows(self, params: SamplingParams) -> bool:
+        """Whether what a request follows, if anything, is compiled."""
+        return params.grammar is None or self.grammars is None or self.grammars.knows(params.grammar)
 
     def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request at the next step; idempotent, and without effect on one that has ended."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from octavo.core.draft import BranchKey
 from octavo.core.errors import InvalidInput
+from octavo.core.grammar import Grammar
 from octavo.core.request import Branch, Request
 from octavo.core.speculation import may_draft
 from octavo.decoding.grammar import GrammarCompiler, GrammarFault, Matcher
@@ -19,7 +20,7 @@ _MOST = 32  # forced tokens of one branch in one step
 
 
 class Forcing:
-    """For one scheduler: the forced tokens of all that follow a grammar.
+    """For one scheduler: the forced tokens of all that follow a grammar; what they follow is kept until they end.
 
     They are drafts (`core/speculation.py`), so what is drawn is the same without them: a row whose mask leaves one
     token draws that token.
@@ -28,7 +29,7 @@ class Forcing:
     def __init__(self, grammars: GrammarCompiler) -> None:
         self._grammars = grammars
         self._matchers: dict[BranchKey, Matcher] = {}
-        self._asked: dict[str, None] = {}  # requests that follow a grammar
+        self._asked: dict[str, Grammar | None] = {}  # by request that follows a grammar: what is held for it
         self.num_asked = 0  # requests that followed a grammar, so far
         self.num_forced = 0  # tokens that were asked for with the one before them
 
@@ -39,9 +40,17 @@ class Forcing:
 
     def open(self, request: Request) -> None:
         """A request has come."""
-        if request.params.grammar is not None:
-            self._asked[request.request_id] = None
+        grammar = request.params.grammar
+        if grammar is not None:
+            self._asked[request.request_id] = grammar if self._grammars.hold(grammar) else None
             self.num_asked += 1
+
+    def forget(self, get: Callable[[str], Request | None]) -> None:
+        """Let go of what is held for those who have ended. ``get``: a request, if it lives."""
+        for name in [name for name in self._asked if get(name) is None]:
+            grammar = self._asked.pop(name)
+            if grammar is not None:
+                self._grammars.release(grammar)
 
     def drafts(
         self, running: Callable[[], Sequence[Branch]], get: Callable[[str], Request | None]
@@ -49,7 +58,7 @@ class Forcing:
         """The tokens that those who run must draw next, one after the other. ``get``: a request, if it lives."""
         if not self._asked:
             return {}
-        self._asked = {name: None for name in self._asked if get(name) is not None}
+        self.forget(get)
         return self._drafts(running())
 
     def _drafts(self, running: Sequence[Branch]) -> dict[BranchKey, Sequence[int]]:

@@ -11,6 +11,11 @@ from octavo.core.errors import InvalidInput
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _MOST = float(1 << 63)
+_EXTRAS = {
+    "adapters": "",
+    "drafts": "at most: what tokens are guessed from",
+    "grammars": "at most: compiled ones that are kept",
+}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
 
@@ -113,16 +118,23 @@ class MemoryNeeds:
     drafts: int = 0  # what is remembered to guess tokens from
     draft_model: int = 0  # weights, activations and workspace of a draft model
     draft_page_bytes: int = 0  # its pages for the tokens of one page
+    grammars: int = 0  # those that are kept compiled
 
     @property
     def fixed(self) -> int:
         """All but pages."""
-        return self.weights + self.adapters + self.drafts + self.draft_model + self.activations + self.workspace
+        return self.weights + sum(self.extras.values()) + self.draft_model + self.activations + self.workspace
 
     @property
     def page_and_draft_bytes(self) -> int:
         """One page, and the draft model's for as many tokens."""
         return self.page_bytes + self.draft_page_bytes
+
+    @property
+    def extras(self) -> dict[str, int]:
+        """What not every engine has, by name."""
+        named = {"adapters": self.adapters, "drafts": self.drafts, "grammars": self.grammars}
+        return {name: size for name, size in named.items() if size}
 
 
 @dataclass(frozen=True)
@@ -172,8 +184,7 @@ class MemoryPlan:
         """The plan for people, one line a part."""
         rows = [
             ("weights", self.needs.weights, ""),
-            *([("adapters", self.needs.adapters, "")] if self.needs.adapters else []),
-            *([("drafts", self.needs.drafts, "at most: what tokens are guessed from")] if self.needs.drafts else []),
+            *((name, size, _EXTRAS[name]) for name, size in self.needs.extras.items()),
             *([("draft model", self.needs.draft_model, "as it runs")] if self.needs.draft_model else []),
             *([("draft KV", self.draft_kv, "its own pages, for as many tokens")] if self.draft_kv else []),
             ("KV cache", self.kv, f"{self.num_pages} pages of {self.page_size}: {self.capacity_tokens} tokens"),
@@ -236,8 +247,7 @@ def _check(plan: MemoryPlan, one_sequence: int, max_seq_len: int, kv_memory: int
     needed = max(plan.total, fixed + smallest + beside)
     if plan.budget is not None and needed > plan.budget:
         needs, host = plan.needs, f"host tier {show_size(plan.host)} + " if plan.host else ""
-        host += f"adapters {show_size(needs.adapters)} + " if needs.adapters else ""
-        host += f"drafts {show_size(needs.drafts)} + " if needs.drafts else ""
+        host += "".join(f"{name} {show_size(size)} + " for name, size in needs.extras.items())
         drafting = needs.draft_model + max(plan.draft_kv, beside)
         host += f"draft model {show_size(drafting)} + " if drafting else ""
         remedy = (

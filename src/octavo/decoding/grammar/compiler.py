@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,11 +46,35 @@ class GrammarCompiler:
         self._opened: Any = None
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()  # or why there is none; the least recently used first
         self._num_bytes = 0  # of what is kept
+        self._held: Counter[Grammar] = Counter()  # by those who run: these are kept in any case
 
     def knows(self, grammar: Grammar) -> bool:
         """True if ``matcher`` answers at once."""
         with self._lock:
             return grammar in self._kept
+
+    @property
+    def num_held(self) -> int:
+        """Grammars that are kept for somebody."""
+        return len(self._held)
+
+    def may_hold(self, grammar: Grammar) -> bool:
+        """True if ``hold`` would keep it."""
+        price = sum(map(_price, self._held)) + _price(grammar)
+        return not self._held or grammar in self._held or (len(self._held) < MAX_KEPT and price <= MAX_BYTES)
+
+    def hold(self, grammar: Grammar) -> bool:
+        """Keep it until ``release``, which is to be called as often. False: those that are held leave no room."""
+        with self._lock:
+            if not self.may_hold(grammar):
+                return False
+            self._held[grammar] += 1
+            return True
+
+    def release(self, grammar: Grammar) -> None:
+        """One less holds it."""
+        with self._lock:
+            self._held -= Counter([grammar])
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output. Raises ``InvalidInput`` for what cannot be compiled."""
@@ -79,8 +103,10 @@ class GrammarCompiler:
         with self._lock:
             self._kept[grammar] = state
             self._num_bytes += _price(grammar)
-            while len(self._kept) > MAX_KEPT or (self._num_bytes > MAX_BYTES and len(self._kept) > 1):
-                oldest, _ = self._kept.popitem(last=False)
+            for oldest in [other for other in self._kept if other not in self._held and other != grammar]:
+                if len(self._kept) <= MAX_KEPT and self._num_bytes <= MAX_BYTES:
+                    break
+                del self._kept[oldest]
                 self._num_bytes -= _price(oldest)
         return state
 
