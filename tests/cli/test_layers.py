@@ -196,7 +196,17 @@ def _names(config: Any) -> set[str]:
 def test_a_dry_run_shows_the_whole_plan_and_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = serve(TINY, "--dry-run", "--layout", "compact", "--kv-memory", "1MiB", "--max-seq-len", "64")
     assert code == 0, err
-    for part in ("weights", "KV cache", "grammars", "activations", "workspace", "requests", "supervisor", "front end", "engine"):
+    for part in (
+        "weights",
+        "KV cache",
+        "grammars",
+        "activations",
+        "workspace",
+        "requests",
+        "supervisor",
+        "front end",
+        "engine",
+    ):
         assert f"  {part} " in out
     monkeypatch.setattr("octavo.engine.sizes.available_memory", lambda: 300 << 20)
     small = ("--kv-memory", "1MiB", "--max-seq-len", "64", "--dry-run", TINY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from engine_harness import FIXTURES, assert_idle
 
 from octavo.core.errors import InvalidInput
+from octavo.core.grammar import Grammar
 from octavo.core.params import SamplingParams
+from octavo.decoding.grammar.checker import GrammarChecker
 from octavo.engine.config import EngineConfig
 from octavo.engine.llm import LLM
 from octavo.engine.loader import load_engine, load_parts
@@ -50,6 +53,21 @@ def test_answers_keep_the_order_of_the_prompts() -> None:
         assert output.outputs[0].token_ids == golden["token_ids"]
         assert output.outputs[0].finish_reason == golden["finish_reason"]
         assert output.usage["total_tokens"] == len(request["prompt_token_ids"]) + len(golden["token_ids"])
+
+
+def test_a_grammar_is_tried_out_in_a_process_that_can_be_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.engine.llm.GrammarChecker", partial(GrammarChecker, cpu_seconds=1e-6))
+    llm = make()
+    many = {f"p{i}": {"type": "string", "pattern": "^a{1,50}$"} for i in range(700)}
+    grammars = Grammar("json_schema", json.dumps({"properties": many})), Grammar("regex", "a{3}")
+    first, second = (SamplingParams(max_tokens=6, grammar=grammar) for grammar in grammars)
+    with pytest.raises(InvalidInput, match="more than 1e-06 s"):
+        llm.generate(["hello", "hello"], [GREEDY, first])
+    assert_idle(llm.loaded.core)
+    assert llm._checker is not None and not llm.loaded.core.knows(first)
+    llm._checker.cpu_seconds = 2.0
+    assert llm.generate("hello", second)[0].outputs[0].text == "aaa"
+    llm._checker.close()
 
 
 def test_choices_logprobs_and_stop_strings_arrive_whole() -> None:

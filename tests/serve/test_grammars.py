@@ -17,11 +17,11 @@ from serve_http import check_error, post
 
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
-from octavo.decoding.grammar import checker as checker_module
 from octavo.decoding.grammar.checker import GrammarChecker
 from octavo.engine.constraints import CANNOT_FOLLOW
 from octavo.serve.grammars import constrained_by
 from octavo.serve.protocol import ChatRequest
+from octavo.tokenizers import worker as worker_module
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hé"}]}
@@ -242,7 +242,7 @@ def test_workers_that_die_between_checks_leave_no_file_open() -> None:
             checker.check(Grammar("regex", f"a{{{number}}}b"))
             open_files.append(len(os.listdir("/proc/self/fd")))
             checker.kill()
-            os.waitid(os.P_PID, checker._worker.pid, os.WEXITED | os.WNOWAIT)  # type: ignore[union-attr]
+            os.waitid(os.P_PID, checker._worker._process.pid, os.WEXITED | os.WNOWAIT)  # type: ignore[union-attr]
     finally:
         checker.close()
     assert len(set(open_files)) == 1, open_files
@@ -255,8 +255,8 @@ def test_a_worker_that_stands_still_before_its_first_word_is_given_up(monkeypatc
         return worker
 
     checker, start = GrammarChecker(), subprocess.Popen
-    monkeypatch.setattr(checker_module, "_WALL_SECONDS", 0.2)
-    monkeypatch.setattr(checker_module.subprocess, "Popen", stopped)
+    monkeypatch.setattr(worker_module, "_WALL_SECONDS", 0.2)
+    monkeypatch.setattr(worker_module.subprocess, "Popen", stopped)
     try:
         with pytest.raises(InvalidInput, match="took more than"):
             checker.check(Grammar("regex", "a"))

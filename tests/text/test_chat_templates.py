@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,11 +210,21 @@ def test_workers_that_die_between_renders_leave_no_file_open(chatml: Tokenizer, 
     for _ in range(3):
         assert render_chat(chatml, USER, chat_template="{{ 1 + 1 }}", runner=runner) == "2"
         open_files.append(len(os.listdir("/proc/self/fd")))
-        worker = runner._worker
+        worker = runner._worker._process
         assert worker is not None
         worker.kill()
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert len(set(open_files)) == 1, open_files
+
+
+def test_files_of_the_working_folder_hide_no_module(
+    chatml: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise SystemExit")
+    monkeypatch.chdir(tmp_path)
+    made = TemplateRunner()
+    assert render_chat(chatml, USER, chat_template="{{ 1 + 1 }}", runner=made) == "2"
+    made.close()
 
 
 def test_models_without_a_template_get_a_named_one(chatml: Tokenizer, space_mark: Tokenizer) -> None:

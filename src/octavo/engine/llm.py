@@ -15,6 +15,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
+from octavo.decoding.grammar.checker import GrammarChecker
 from octavo.decoding.ranking import best_of
 from octavo.decoding.words import with_token_ids
 from octavo.engine.config import EngineConfig
@@ -89,6 +90,7 @@ class LLM:
         self.tokenizer = loaded.parts.tokenizer
         self._router = OutputRouter(loaded.core, self.tokenizer)
         self._next_id = 0
+        self._checker: GrammarChecker | None = None  # once there is a grammar
 
     def generate(
         self,
@@ -213,12 +215,20 @@ class LLM:
         core = self.loaded.core
         try:
             for request in requests:
-                core.compile(request.params)
+                self._compile(request.params)
                 core.submit(request, time.monotonic())
                 self._router.open(request, whole=True)
         except BaseException:
             self._abandon(requests)
             raise
+
+    def _compile(self, params: SamplingParams) -> None:
+        """In a process that can be killed first: a grammar may come from a stranger here as well."""
+        core = self.loaded.core
+        if params.grammar is not None and not core.knows(params):
+            self._checker = self._checker or GrammarChecker(sorted(self.tokenizer.traits.special))
+            self._checker.check(params.grammar)
+        core.compile(params)
 
     def _abandon(self, requests: Sequence[Request]) -> None:
         """After an interruption: no request is left behind in the engine."""

@@ -1,25 +1,21 @@
-"""The process that renders chat templates. Run as a script by `template_runner.py`; imports nothing of Octavo.
+"""The process that renders chat templates, begun by `template_runner.py`.
 
 A template comes with a model, so it is data from a stranger: it runs in Jinja's immutable sandbox, in a process that
 holds nothing else, under limits that the kernel enforces: CPU time by a timer whose default action ends the process,
-memory by an address-space limit. Requests and answers are JSON, one a line.
+memory by an address-space limit.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path.pop(0)  # this folder's files must not hide top-level modules
-
 from jinja2 import TemplateError, TemplateSyntaxError, ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.tokenizers.worker_process import limit_cpu, serve
 
 _COMPILE_SECONDS = 2.0
 _MEMORY_BYTES = 1 << 30
@@ -64,9 +60,9 @@ def _raise(message: object) -> None:
 def answer(request: dict[str, Any], compiled: Callable[[str], Any]) -> dict[str, str]:
     """`{"text"}`, or `{"error", "message"}` with error one of syntax, raised, render, output."""
     try:
-        _cpu_limit(_COMPILE_SECONDS)
+        limit_cpu(_COMPILE_SECONDS)
         template = compiled(request["template"])
-        _cpu_limit(request["seconds"])
+        limit_cpu(request["seconds"])
         return _rendered(template, request["variables"], request["limit"])
     except TemplateSyntaxError as error:
         return {"error": "syntax", "message": f"line {error.lineno}: {error.message}"}
@@ -75,7 +71,7 @@ def answer(request: dict[str, Any], compiled: Callable[[str], Any]) -> dict[str,
     except (TemplateError, Exception) as error:
         return {"error": "render", "message": f"{type(error).__name__}: {error}"[:500]}
     finally:
-        _cpu_limit(0)
+        limit_cpu(0)
 
 
 def _rendered(template: Any, variables: dict[str, Any], limit: int) -> dict[str, str]:
@@ -89,23 +85,12 @@ def _rendered(template: Any, variables: dict[str, Any], limit: int) -> dict[str,
     return {"text": "".join(parts)}
 
 
-def _cpu_limit(seconds: float) -> None:
-    """End the process after so much CPU time; 0 stops the clock. (Elsewhere than POSIX the caller's clock must do.)"""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def _limit_resources() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is for the owner, who closes our input
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def main() -> None:
     """Answer requests until the input ends."""
+    serve(_prepared, memory_bytes=_MEMORY_BYTES)
+
+
+def _prepared(_: object) -> Callable[[dict[str, Any]], dict[str, str]]:
     environment = make_environment()
     kept: dict[str, Any] = {}
 
@@ -116,12 +101,4 @@ def main() -> None:
             kept[source] = environment.from_string(source)
         return kept[source]
 
-    _limit_resources()
-    for line in sys.stdin.buffer:
-        reply = answer(json.loads(line), compiled)
-        sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
+    return lambda request: answer(request, compiled)
