@@ -133,6 +133,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [  # what is blamed, and a word
     ({"regex": "(" * 200 + "a" + ")" * 200}, "regex", "nest at most"),
     ({"grammar": "start: " + "(" * 30000 + '"a"' + ")" * 30000}, "grammar", "nest at most"),
     ({"grammar": 'start: start "x"'}, "grammar", "nothing can be said"),
+    ({"grammar": 'start: "x" start'}, "grammar", "nothing fits it"),
+    ({"grammar": 'root ::= "x" root'}, "grammar", "nothing fits it"),
     ({"grammar": "no grammar"}, "grammar", "GBNF"),
     ({"json_schema": {"type": "foo"}}, "json_schema", "cannot be compiled"),
     ({"json_schema": ODD}, "json_schema", "uniqueItems: this keyword is not supported"),

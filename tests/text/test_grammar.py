@@ -14,6 +14,7 @@ from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
 from octavo.decoding.grammar import GrammarCompiler, GrammarFault, OutputMasks
 from octavo.decoding.grammar.compiler import _price
+from octavo.decoding.grammar.rules import may_end
 from octavo.tokenizers.simple import SimpleTokenizer
 
 PATTERNS = [
@@ -36,6 +37,7 @@ ASCII = [grammar for grammar in GRAMMARS if grammar.source.isascii()]
 SIZED = [Grammar("regex", f"a{{{i}}}|{'b' * (1 << (i + 2))}") for i in range(1, 10)]
 PRICES = [_price(grammar) for grammar in SIZED]
 KINDS = ("bytes", "characters")
+MARKS = st.sampled_from(["", "?", "*", "+", "{2}", "{0,2}"])
 
 
 def plain(pattern):
@@ -60,6 +62,53 @@ def test_an_end_is_allowed_exactly_where_a_pattern_matches(pattern):
                 break
             ids.append(rng.choice([i for i in allowed if i]))
             matcher.accept(ids[-1:])
+
+
+NAMES = ("start", "a", "b")
+ITEMS = st.recursive(
+    st.sampled_from([*NAMES, "X"]),
+    lambda inner: st.tuples(st.lists(st.lists(inner, min_size=1, max_size=2), min_size=1, max_size=2), MARKS),
+    max_leaves=3,
+)
+
+
+def as_lark(item):
+    if isinstance(item, str):
+        return '"x"' if item == "X" else item
+    groups, mark = item
+    return "(" + " | ".join(" ".join(map(as_lark, group)) for group in groups) + ")" + mark
+
+
+def finite(item, rules, levels):
+    """Whether something comes of an item within so many levels of rules."""
+    if item == "X":
+        return True
+    if isinstance(item, str):
+        return levels > 0 and finite(rules[item], rules, levels - 1)
+    groups, mark = item
+    return mark in ("?", "*", "{0,2}") or any(all(finite(one, rules, levels) for one in group) for group in groups)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(NAMES, ITEMS)), st.sampled_from(["\n", " // a note: b\n", "\n\n"]))
+def test_a_grammar_may_end_exactly_where_its_first_rule_derives_a_text(rules, between):
+    text = between.join(f"{name}: {as_lark(item)}" for name, item in rules.items())
+    assert may_end(text) == finite("start", rules, len(NAMES))
+    assert may_end(text.replace(" | ", "\n  | ")) == may_end(text)
+
+
+LARK = [
+    ('start: A\nA: "x" A', True), ('?start: <tool> start', False), ("start: /a{2}/ start", False), ("start: b", True),
+    ('start[lazy]: start "x"', False), ("start: a~3\na: a", False), ('start: "a".."z" start -> named', False),
+    ('start: %json {"type": "object",\n "x": 1.5e3}', True), ('start: %json {"a": {}} start', False),
+    ("start: [start]", True), ('%llguidance {}\nstart: a{,2}\na: "x" a', True), ("no grammar", True), ("x: x", True),
+    ("start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(3000)) + "\nr3000: \"x\"", True),
+    ("start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(3000)) + "\nr3000: r0", False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "ends"), LARK, ids=range(len(LARK)))
+def test_what_lark_can_write_is_read(text, ends):
+    assert may_end(text) == ends
 
 
 @pytest.mark.parametrize("kind", KINDS)

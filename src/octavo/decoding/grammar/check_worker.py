@@ -13,6 +13,8 @@ from typing import Any
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
 from octavo.decoding.grammar.compiler import compiled, opened
+from octavo.decoding.grammar.definition import in_lark
+from octavo.decoding.grammar.rules import may_end
 from octavo.decoding.grammar.vocabulary import Vocabulary
 from octavo.tokenizers.worker_process import limit_cpu, serve
 
@@ -30,7 +32,10 @@ def verdict(request: dict[str, Any], tokenizer: Any) -> list[str] | None:
     """None: it compiles, and something can be said in it. Else the field and the remedy."""
     try:
         limit_cpu(request["seconds"])
-        compiled(Grammar(request["kind"], request["source"]), tokenizer)
+        grammar = Grammar(request["kind"], request["source"])
+        compiled(grammar, tokenizer)
+        if grammar.kind == "lark" and not may_end(in_lark(grammar.source)):
+            return ["grammar", "nothing fits it: what the rule start must hold never ends"]
     except InvalidInput as error:
         return [error.field, error.remedy]
     except Exception as error:

@@ -11,7 +11,7 @@ from octavo.decoding.grammar.matcher import GrammarFault, guarded
 from octavo.decoding.grammar.schema import MAX_ENUM, checked_schema
 from octavo.decoding.grammar.tags import lark_of_tags
 
-__all__ = ["JSON_STYLE", "definition"]
+__all__ = ["JSON_STYLE", "definition", "in_lark"]
 
 # One way to write each value, so that more is forced; as Python's `json.dumps` writes, which models have read most
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
@@ -48,7 +48,7 @@ def _word(grammar: Grammar) -> str:
     if kind == "structural_tag":
         return LLMatcher.grammar_from_lark(lark_of_tags(source))
     _check_brackets(kind, source)
-    return LLMatcher.grammar_from_lark(_in_lark(source))
+    return LLMatcher.grammar_from_lark(in_lark(source))
 
 
 def _of_schema(schema: Any) -> str:
@@ -91,8 +91,8 @@ def _lark_of_choices(source: str) -> str:
     return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
-def _in_lark(source: str) -> str:
-    """A grammar in GBNF as Lark; one in Lark as it is."""
+def in_lark(source: str) -> str:
+    """A grammar in GBNF as Lark; one in Lark as it is. Raises ``InvalidInput`` for what is neither."""
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
