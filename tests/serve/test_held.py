@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 from octavo.core.grammar import Grammar
@@ -16,10 +15,14 @@ class Grammars:
     """A compiler that waits to be let go on, and has room for so many."""
 
     def __init__(self, room: int = 9) -> None:
-        self.room = room
+        self.room, self.num_opened = room, 0
         self.known: set[Grammar | None] = {None}
         self.go = threading.Semaphore(0)
-        self.core: Any = SimpleNamespace(compile=self.compile, knows=self.knows, is_ready_for=self.is_ready_for)
+        self.core: Any = self  # as well
+        self.grammars = self
+
+    def open(self) -> None:
+        self.num_opened += 1
 
     def knows(self, params: SamplingParams) -> bool:
         return params.grammar in self.known
@@ -87,3 +90,14 @@ def test_who_finds_no_room_waits_for_it_and_is_compiled_again_if_it_was_forgotte
     grammars.go.release()
     settle(held)
     assert list(held.ready()) == [[b"2"]] and not held
+
+
+def test_what_the_first_grammar_needs_is_read_once_and_before_it() -> None:
+    grammars = Grammars()
+    held = HeldSubmits(grammars.core)
+    held.get_ready()
+    held.get_ready()
+    assert held.takes(1, asked(1, "a"), [b"one"], 1.0)
+    grammars.go.release()
+    settle(held)
+    assert grammars.num_opened == 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.core.scheduler import SchedulerConfig
-from octavo.decoding.grammar.compiler import MAX_BYTES
+from octavo.decoding.grammar.compiler import most_bytes
 from octavo.decoding.speculation import DraftLimits
 from octavo.engine.config import EngineConfig
 from octavo.engine.disk_pages import buffered_pages
@@ -65,7 +65,7 @@ def plan_for(
         page_bytes=page_bytes(model, config.page_size) * width // 4,
         adapters=_adapter_bytes(config, model, width),
         drafts=config.draft_bytes(max_seq_len),
-        grammars=MAX_BYTES if model.config.eos_token_ids else 0,
+        grammars=most_bytes(model.config.vocab_size) if model.config.eos_token_ids else 0,
     )
     if draft is not None:
         step = _step_bytes(config, draft, width, draft_limits(config, draft.config, max_seq_len))

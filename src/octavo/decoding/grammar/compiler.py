@@ -15,19 +15,21 @@ from octavo.decoding.grammar.matcher import GrammarFault, Matcher, guarded
 from octavo.decoding.grammar.vocabulary import Vocabulary, vocabulary_of
 from octavo.tokenizers.base import Tokenizer
 
-__all__ = ["LIBRARY", "MAX_BYTES", "MAX_KEPT", "GrammarCompiler", "compiled", "opened"]
+__all__ = ["LIBRARY", "MAX_BYTES", "MAX_KEPT", "GrammarCompiler", "compiled", "most_bytes", "opened"]
 
 LIBRARY = "it cannot be compiled: "  # before what the library says of a grammar
 
 MAX_KEPT = 256  # compiled grammars
 MAX_BYTES = 64 << 20  # that they take together, as far as that is known
 _BYTES_EACH, _BYTES_PER_BYTE = 128 << 10, 128  # of memory for a grammar, and for each byte of its source
+_BYTES_PER_TOKEN = 512  # of the model, once it is read
 _LEXER_STATES = 20_000
 _GRAMMAR_SIZE = 100_000  # symbols
 
 
 class GrammarCompiler:
-    """The grammars of one model: its tokenizer, its number of ids, its end tokens. The first use reads the vocabulary.
+    """The grammars of one model: its tokenizer, its number of ids, its end tokens. ``open`` or the first use reads
+    the vocabulary.
 
     ``clock`` gives seconds. Raises ``InvalidInput`` for a model without an end token.
     """
@@ -110,11 +112,24 @@ class GrammarCompiler:
                 self._num_bytes -= _price(oldest)
         return state
 
-    def _compile(self, grammar: Grammar) -> Any:
+    def open(self) -> None:
+        """Read the vocabulary, once: it holds up all threads for a while. Raises ``InvalidInput``."""
+        with self._compiling:
+            self._open()
+
+    def _open(self) -> Any:
         if self._opened is None:
             tokenizer, size, eos_ids = self._model
             self._opened = opened(vocabulary_of(tokenizer, size, eos_ids), size)
-        return compiled(grammar, self._opened)
+        return self._opened
+
+    def _compile(self, grammar: Grammar) -> Any:
+        return compiled(grammar, self._open())
+
+
+def most_bytes(vocab_size: int) -> int:
+    """What is kept for a model at most."""
+    return MAX_BYTES + _BYTES_PER_TOKEN * vocab_size
 
 
 def _price(grammar: Grammar) -> int:

@@ -50,6 +50,7 @@ _NAP_MS = 1  # between steps that found nothing to run (a prefix is waited for)
 _STATS_EVERY = 0.25  # seconds
 _COLLECT_AFTER = 256  # requests that have ended since
 _COLLECT_AT_REST = 16
+_REST_FOR_GRAMMARS = 1.0  # seconds without a step, after which what the first grammar needs is read
 _EXACT = ("native", "reference", "null")  # backends whose tokens are the same wherever they are drawn
 
 
@@ -99,6 +100,7 @@ class _EngineProcess:
         self._draining = False
         self._held = HeldSubmits(loaded.core)
         self._watchers: dict[int, None] = {}  # front ends that have asked what goes on
+        self._worked = time.monotonic()  # when there was a step last
         self._told = 0.0  # when statistics were last sent
         self._fresh = True  # and nothing has happened since
         self._looked = time.monotonic()  # when the silent were last looked for
@@ -133,6 +135,8 @@ class _EngineProcess:
             self._tell_stats(time.monotonic())
             self._send()
         self._collect(after=_COLLECT_AT_REST)
+        if time.monotonic() - self._worked > _REST_FOR_GRAMMARS:
+            self._held.get_ready()
         soon = self._explainer.pending or self._loader.pending or self._held
         self._poller.poll(_NAP_MS if soon else round(1000 * self.child.settings.beat))
 
@@ -141,7 +145,7 @@ class _EngineProcess:
         events = core.step(now)
         begun = core.clock()
         self.side.take(events)
-        self._fresh = False
+        self._fresh, self._worked = False, now
         if now - self._told > _STATS_EVERY:
             self._tell_stats(now)
         self._send()

@@ -32,7 +32,14 @@ class HeldSubmits:
         self._core = core
         self._thread = ThreadPoolExecutor(1, "octavo-grammar")
         self._held: dict[tuple[int, int], _Held] = {}
+        self._is_ready = False
         self.since: dict[str, float] = {}
+
+    def get_ready(self) -> None:
+        """Do what the first grammar would have to wait for, and others with it."""
+        if not self._is_ready and self._core.grammars is not None:
+            self._thread.submit(self._core.grammars.open)  # what is wrong with it is told to who sends a grammar
+        self._is_ready = True
 
     def __bool__(self) -> bool:
         return bool(self._held)
