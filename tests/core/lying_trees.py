@@ -28,7 +28,8 @@ def lying_tree(
         if not may:
             continue
         rest = truth[len(path) :] if path == truth[: len(path)] else ()
-        token = rest[0] if rest and rest[0] in may and roll(8) >= lies else may[roll(len(may))]
+        is_right = rest and rest[0] in may and (*path, rest[0]) not in paths and roll(8) >= lies
+        token = rest[0] if is_right else may[roll(len(may))]
         if (*path, token) not in paths:
             paths.append((*path, token))
     return DraftTree(tuple(path[-1] for path in paths[1:]), tuple(paths.index(path[:-1]) - 1 for path in paths[1:]))

@@ -16,10 +16,10 @@ from typing import Any
 
 from decoding_asks import Ask, draw_ask
 from engine_harness import FIXTURES, MAX_SEQ_LEN, MODELS, Oracle, assert_idle
+from lying_trees import lying_tree
 from test_same_bytes import PROMPTS
 
 from octavo.backends.adapters import AdapterRoom
-from octavo.core.draft_tree import DraftTree
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
 from octavo.core.speculation import Guess
@@ -75,7 +75,7 @@ def draw_engine(rng: random.Random, page_sizes: Sequence[int], widest: int) -> E
         drafts=rng.choice(SPECULATION),
         most=rng.choice((1, 2, 4, 8)),
         lies=rng.choice((0, 1, 3, 8)),
-        trees=rng.random() < 0.5,
+        trees=rng.random() < 0.7,
         places=tuple(rng.sample((1, 2, 3), 3)),
         scheduling={
             "max_prefill_chunk": rng.choice((1, 4, 9, 24)),
@@ -101,7 +101,10 @@ class Liar(Oracle):
         """Some for each."""
         found = super().drafts(running)
         for branch in running:
-            if branch.params.grammar is not None and not isinstance(found[branch.key], DraftTree):
+            if branch.params.grammar is not None and self.trees:
+                right, dice = self.said(*branch.key)[branch.num_output_tokens :], self.dice.randrange
+                found[branch.key] = lying_tree(right, self.most + 3, max(2, self.lies), dice, self.allowed(branch))
+            elif branch.params.grammar is not None:
                 found[branch.key] = self._within(branch, len(found[branch.key]))
         return found
 

@@ -82,7 +82,7 @@ def make_request(
 class Oracle:
     """Stands for a `Speculator`: knows what ``said(request, choice)`` will be, and lies ``lies`` times of eight.
 
-    ``trees``: every other guess is a tree, with what will be said among lies.
+    ``trees``: most guesses are trees, with what will be said among lies.
     """
 
     def __init__(self, said: Callable[[str, int], Sequence[int]], most: int, lies: int, *, trees: bool = False) -> None:
@@ -96,7 +96,7 @@ class Oracle:
         for branch in running:
             known, count = branch.num_output_tokens, self.dice.randint(0, self.most)
             right = [*self.said(*branch.key), *([3] * count)][known : known + count]
-            if self.trees and self.dice.random() < 0.5:
+            if self.trees and self.dice.random() < 0.8:
                 found[branch.key] = lying_tree(right, count, self.lies, self.dice.randrange, self.allowed(branch))
                 continue
             found[branch.key] = [t if self.dice.random() * 8 >= self.lies else self.dice.randrange(50) for t in right]
