@@ -20,15 +20,16 @@ struct Moments {
 
 Moments moments(const LogitRow& row, const float* weights) {
   double sums[3][kLanes] = {};
-  for (int64_t i = 0; i < row.n; i++) {
+  const auto add = [&](int64_t i, int lane) {
     const bool able = row.x[i] > -HUGE_VALF;
     const double d = able ? static_cast<double>(row.x[i]) - row.top : 0.0;
     const double w = able ? (weights != nullptr ? static_cast<double>(weights[i]) : 1.0) : 0.0;
-    double* const lane = &sums[0][0] + i % kLanes;
-    lane[0] += w;
-    lane[kLanes] += w * d;
-    lane[2 * kLanes] += w * d * d;
-  }
+    sums[0][lane] += w, sums[1][lane] += w * d, sums[2][lane] += w * d * d;
+  };
+  const int64_t whole = row.n - row.n % kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes)
+    for (int j = 0; j < kLanes; j++) add(i + j, j);
+  for (int64_t i = whole; i < row.n; i++) add(i, static_cast<int>(i - whole));
   Moments m;
   for (int j = 0; j < kLanes; j++) m.count += sums[0][j], m.first += sums[1][j], m.second += sums[2][j];
   return m;

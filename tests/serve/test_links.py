@@ -193,6 +193,37 @@ def test_lost_messages_are_noticed_and_the_request_begins_anew_behind_what_is_kn
     assert [type(message) for message in side.outbox] == [m.Cancel, m.Submit]
 
 
+def test_beams_are_searched_for_again_and_what_they_had_begun_to_say_is_not_told_twice() -> None:
+    side = ApiSide("api-0")
+    side.submit(Request("a", (1, 2), SamplingParams(n=2, use_beam_search=True)), "", 0.0)
+    side.engine_up(1, 0.0)
+    assert drawn(side, sent(side, m.Submit)[0].row, 10, 11) == [10, 11]
+    side.engine_down()
+    side.outbox.clear()
+    side.engine_up(2, 0.0)
+    (again,) = sent(side, m.Submit)
+    assert again.outputs == () == again.ended
+    assert drawn(side, again.row, 10, 11, 12) == [12]
+
+
+def test_what_mirostat_allows_goes_to_the_next_engine() -> None:
+    side = ApiSide("api-0")
+    params = SamplingParams(n=2, mirostat=2, mirostat_eta=0.5, max_tokens=9)
+    side.submit(Request("a", (1, 2), params), "", 0.0)
+    side.engine_up(1, 0.0)
+    (first,) = sent(side, m.Submit)
+    said = tuple(m.Event(first.row + 1, m.TOKEN, i, 7, i + 1, logprobs=(7, -0.25 * i, 1, (), ())) for i in range(3))
+    assert len(side.hear(1, m.Step((), (), (), said), 0.0)) == 3 and first.mu == ()
+    side.engine_down()
+    side.outbox.clear()
+    side.engine_up(2, 0.0)
+    (again,) = sent(side, m.Submit)
+    mu = 10.0
+    for i in range(3):
+        mu = params.mirostat_after(mu, -0.25 * i)
+    assert again.mu == (10.0, mu) and again.outputs == ((), (7, 7, 7))
+
+
 def test_a_stop_ends_a_choice_here_and_there() -> None:
     side = front_end("a")
     side.engine_up(1, 0.0)
@@ -311,7 +342,13 @@ def test_a_request_goes_on_from_where_it_was() -> None:
     assert [branch.num_delivered_tokens for branch in request.branches] == [2, 1]
     assert request.live_branches == request.branches[:1] and request.seed == 1 and request.arrival == 8.0
     side.hear(2, asked(5, "b", outputs=((5,),), ended=(False,)), 10.0)
-    assert [(epoch, message.row, message.field) for epoch, message in side.outbox] == [(2, 5, "outputs")]
+    known = {"outputs": ((5,), ()), "ended": (False, False)}
+    side.hear(2, asked(7, "c", **known, mu=(1.5,)), 10.0)
+    side.hear(2, asked(9, "d", **known, mu=(1.5, float("nan"))), 10.0)
+    refused = [(epoch, message.row, message.field) for epoch, message in side.outbox]
+    assert refused == [(2, 5, "outputs"), (2, 7, "mu"), (2, 9, "mu")]
+    side.hear(2, asked(11, "e", **known, mu=(1.5, 2.5)), 10.0)
+    assert [branch.mu for branch in core.requests[-1].branches] == [1.5, 2.5]
 
 
 def scored(row: int, tokens: int, pairs: int) -> TokenEvent:

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from parameter_matrix import BODIES, OTHERS, PAGE, Body, page_with, table
 from serve_http import JSON, make_app, send, send_all
 
+from octavo.serve.known_names import ORDER
+
 IDS = [f"{body.path} {body.kind.__name__}" for body in [*BODIES, *OTHERS]]
 EVERY = pytest.mark.parametrize("body", [*BODIES, *OTHERS], ids=IDS)
 TEMPLATED = TEMPLATE + "{% if add_generation_prompt %}<me>{% endif %}{{ mood }}{{ reasoning_effort }}"
@@ -155,6 +157,13 @@ def test_what_is_refused_says_so_unless_it_asks_for_nothing(body: Body) -> None:
         assert len(answer.text) > len(name) + 30
     (quiet,) = answers(body, [dict.fromkeys(names)])
     assert quiet.status_code == 200 and not named(quiet)
+
+
+def test_the_order_of_samplers_that_there_is_may_be_named() -> None:
+    body = BODIES[1]
+    ours, other = answers(body, [{"samplers": ORDER}, {"samplers": ORDER[::-1]}])
+    assert ours.status_code == 200 and not named(ours)
+    assert blamed(other, "samplers") and "temperature" in other.json()["error"]["message"]
 
 
 @EVERY

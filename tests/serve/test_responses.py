@@ -78,6 +78,9 @@ def test_tokens_that_were_guessed_are_in_the_usage() -> None:
     for response in (whole, last):
         assert response["usage"]["output_tokens_details"] == {"reasoning_tokens": 0, **drafts}
     assert chat["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0, **drafts}
+    two = post("/v1/completions", {"model": "fake", "prompt": ["h", "i"]}, engine=Guessing()).json()
+    twice = {name: 2 * count for name, count in drafts.items()}
+    assert two["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0, **twice}
     assert post(PATH, HELLO).json()["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
 
 

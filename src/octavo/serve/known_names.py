@@ -7,8 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
-    "GENERATION", "LABEL", "NEVER_CUT", "NO_SAMPLER", "NO_TEMPLATE", "NO_THINKING", "NO_TOOLS",
-    "ONE_MODEL", "TEXT_ONLY", "Names", "is_empty", "off", "one_of",
+    "GENERATION",
+    "LABEL",
+    "NEVER_CUT",
+    "NO_SAMPLER",
+    "NO_TEMPLATE",
+    "NO_THINKING",
+    "NO_TOOLS",
+    "ONE_MODEL",
+    "ORDER",
+    "TEXT_ONLY",
+    "Names",
+    "is_empty",
+    "off",
+    "one_of",
 ]  # fmt: skip
 
 Refused = tuple[Callable[[Any], bool], str]  # (values that ask for nothing, why it is refused and what to do)
@@ -58,6 +70,18 @@ ONE_MODEL = "an adapter is asked for by its name as the model; leave this out"
 _PLACED = "one engine serves all, and there is nothing to place or to transfer"
 _CACHED = "prefixes are cached and found again by themselves"
 
+ORDER = [
+    "penalties",
+    "dry",
+    "temperature",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+]  # llama.cpp's names
+
 GENERATION = Names(
     aliases={
         "max_new_tokens": "max_tokens",
@@ -97,7 +121,7 @@ GENERATION = Names(
         "store": (is_empty, "answers are stored on /v1/responses alone; leave it out here"),
         "top_p_min": (off(0), NO_SAMPLER),
         "min_keep": (off(0, 1), NO_SAMPLER),
-        "samplers": (is_empty, "the order of samplers is fixed (docs/decoding.md); leave it out"),
+        "samplers": (one_of(ORDER), f"samplers act in one order alone: {ORDER}; give this one, or leave it out"),
         "watermark": (is_empty, "text is not marked; leave it out"),
         "custom_logit_processor": (is_empty, _NO_CODE),
         "custom_params": (is_empty, _NO_CODE),

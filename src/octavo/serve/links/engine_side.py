@@ -300,7 +300,9 @@ def _go_on(request: Request, message: Submit) -> None:
         branch.prompt_logprobs_delivered = bool(outputs)
         if ended:
             branch.finish(FinishReason.STOP)
-    for branch, mu in zip(request.branches, message.mu, strict=bool(message.mu)):
+    if len(message.mu) not in (0, len(request.branches)):
+        raise InvalidInput("mu", f"{len(message.mu)} numbers", f"give one for each of {len(request.branches)}, or none")
+    for branch, mu in zip(request.branches, message.mu, strict=False):
         branch.mu = check_float("mu", mu, -1e18, 1e18)
 
 
