@@ -255,7 +255,8 @@ OCTAVO_API int32_t octavo_run(octavo_program* program, const octavo_step* step);
 OCTAVO_API int32_t octavo_run_timed(octavo_program* program, const octavo_step* step, double* seconds);
 /* The logits of the last step, [logit_rows, stride]: valid until the next one. */
 OCTAVO_API const float* octavo_logits(const octavo_program* program, int64_t* stride);
-/* A buffer as the last step left it, [rows, stride]; null where there is none. */
+/* A buffer as the last step left it, [rows, stride]; null where there is none. Token rows lie in another order after a step with
+ * adapters in which every sequence had one token and its logits: rows[i] == i of as many. */
 OCTAVO_API const float* octavo_values(const octavo_program* program, int32_t buffer, int64_t* stride);
 /* Draws from any rows [rows, stride] by the same code as octavo_run, on the pool. */
 OCTAVO_API int32_t octavo_sample(octavo_engine* engine, const float* logits, int64_t rows, int64_t stride,

@@ -10,6 +10,17 @@ constexpr int64_t kWidest = int64_t{1} << 24;
 
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
+// bf16: lines [rows, width] by pairs, so that a tile or a dot takes both values of a pair; zeros fill up the last one.
+void pair_up(uint16_t* to, const void* lines, int64_t rows, int64_t width) {
+  const uint16_t* from = static_cast<const uint16_t*>(lines);
+  for (int64_t row = 0; row < rows; row += 2, from += 2 * width, to += 2 * width) {
+    for (int64_t i = 0; i < width; i++) {
+      to[2 * i] = from[i];
+      to[2 * i + 1] = row + 1 < rows ? from[width + i] : uint16_t{0};
+    }
+  }
+}
+
 }  // namespace
 
 bool Adapters::open(int32_t places, int32_t rank, const octavo_target* targets, int32_t count, bool half, std::string* error) {
@@ -23,8 +34,8 @@ bool Adapters::open(int32_t places, int32_t rank, const octavo_target* targets, 
   factors_.resize(static_cast<size_t>(places) * static_cast<size_t>(count));
   for (int32_t place = 0; place < places; place++) {
     for (int32_t i = 0; i < count; i++) {
-      mine(place, i).a = memory_.take(Arena::checked(targets[i].k, padded(rank) * size()));
-      mine(place, i).b = memory_.take(Arena::checked(padded(targets[i].n), rank * size()));
+      mine(place, i).a = memory_.take(Arena::checked(tall(targets[i].k), padded(rank) * size()));
+      mine(place, i).b = memory_.take(Arena::checked(padded(targets[i].n), high(rank) * size()));
     }
   }
   return true;
@@ -36,8 +47,19 @@ const char* Adapters::set(int32_t place, int32_t number, int32_t rank, const voi
   Factors& own = mine(place, number);
   own.rank = rank;
   own.padded = static_cast<int32_t>(padded(rank));
-  memcpy(own.a, a, static_cast<size_t>(target(number).k * own.padded * size()));
-  memcpy(own.b, b, static_cast<size_t>(padded(target(number).n) * rank * size()));
+  const int64_t k = target(number).k, blocks = padded(target(number).n) / 16;
+  own.a_bytes = tall(k) * own.padded * size();
+  own.b_bytes = blocks * 16 * high(rank) * size();
+  if (half_) {
+    memset(own.a, 0, static_cast<size_t>(own.a_bytes));
+    pair_up(reinterpret_cast<uint16_t*>(own.a), a, k, own.padded);
+    for (int64_t i = 0; i < blocks; i++) {
+      pair_up(reinterpret_cast<uint16_t*>(own.b) + i * 16 * high(rank), static_cast<const uint16_t*>(b) + i * 16 * rank, rank, 16);
+    }
+  } else {
+    memcpy(own.a, a, static_cast<size_t>(own.a_bytes));
+    memcpy(own.b, b, static_cast<size_t>(own.b_bytes));
+  }
   return nullptr;
 }
 

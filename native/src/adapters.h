@@ -14,8 +14,9 @@ constexpr int64_t kAdapterRows = 8;  // that go through an adapter together
 // What an adapter has for a target; rank 0: nothing.
 struct Factors {
   int32_t rank = 0, padded = 0;
-  uint8_t* a = nullptr;  // [k, padded]
-  uint8_t* b = nullptr;  // [blocks, rank, 16]
+  int64_t a_bytes = 0, b_bytes = 0;
+  uint8_t* a = nullptr;  // fp32: [k, padded]; bf16: [k padded to 32 / 2, padded, 2]
+  uint8_t* b = nullptr;  // fp32: [blocks, rank, 16]; bf16: [blocks, rank / 2 rounded up, 16, 2]
 };
 
 class Adapters {
@@ -36,6 +37,8 @@ class Adapters {
   int32_t places_ = 0, rank_ = 0;
   bool half_ = false;  // bf16
   int64_t size() const { return half_ ? 2 : 4; }
+  int64_t tall(int64_t k) const { return half_ ? (k + 31) / 32 * 32 : k; }
+  int64_t high(int64_t rank) const { return half_ ? (rank + 1) / 2 * 2 : rank; }
   std::vector<octavo_target> targets_;
   std::vector<Factors> factors_;  // [places, targets]
   Arena memory_{int64_t{2} << 20};

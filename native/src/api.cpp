@@ -26,7 +26,7 @@ struct octavo_program {
 
 namespace {
 
-constexpr const char* kKernelVersion = "4";
+constexpr const char* kKernelVersion = "5";
 constexpr const char* kNoRecord = "a record or handle is missing";
 constexpr const char* kNoArray = "an array is missing";
 constexpr int64_t kWidest = int64_t{1} << 24;  // columns of logits

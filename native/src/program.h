@@ -38,7 +38,7 @@ struct Op {
   const float* norm = nullptr;  // of the operands
   const float* vectors[2] = {};
   Act act{};                    // layout of the operands
-  int32_t next = OCTAVO_NONE;   // of a LINEAR: the one that follows
+  int32_t next = OCTAVO_NONE;   // of a LINEAR, or a LORA: the one that follows
   int32_t coming = OCTAVO_NONE; // this or the next LINEAR: its weights are fetched while a thread waits or does something else
   bool adapted = false;         // of a LORA and the pair before it: the running step has an adapter that changes it
   const Weight* const* experts = nullptr;  // E gate/up pairs, then E downs
@@ -125,7 +125,11 @@ class Program {
   void note_turns();
   static bool has_adapters(const octavo_step& step);
   const char* wrong_adapters(const octavo_step& step) const;
+  const octavo_step* in_order(const octavo_step& given);
+  void sort_places(const octavo_step& step);
+  void deal_places(const octavo_step& step);
   void gather_adapters();
+  void deal_rows(int64_t first, int64_t last, int64_t most, int thread, int threads);
   bool changes(const Op& op, int32_t place) const;
 
   // what threads do: run.cpp, run_linear.cpp, run_lora.cpp, run_attention.cpp, run_moe.cpp
@@ -219,8 +223,11 @@ class Program {
   const octavo_step* step_ = nullptr;
   double* op_seconds_ = nullptr;  // null: records are not timed
   bool adapted_ = false;
-  std::vector<AdapterUnit> units_;
+  std::vector<std::vector<AdapterUnit>> units_;  // [threads]
   std::vector<int32_t> by_place_;       // sequences
+  std::vector<int32_t> thread_of_;      // [max_sequences]
+  octavo_step ordered_{};               // the step, where its sequences go in another order
+  std::vector<int32_t> ordered_arrays_; // [5, max_sequences]
   std::vector<float*> base_;
   std::vector<int64_t> stride_;
   std::vector<int32_t> sequence_of_;    // [max_tokens]

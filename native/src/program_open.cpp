@@ -37,9 +37,12 @@ bool Program::open(const octavo_program_spec& spec, std::string* error) {
     *error = "program: record " + std::to_string(i) + ": it does not follow its pair";
     return false;
   }
-  int32_t coming = OCTAVO_NONE;
+  int32_t coming = OCTAVO_NONE, adapters = OCTAVO_NONE;
   for (size_t i = ops_.size(); i-- > 0; ops_[i].coming = coming) {
     if (ops_[i].record.code == OCTAVO_LINEAR) coming = static_cast<int32_t>(i);
+    if (ops_[i].record.code != OCTAVO_LORA) continue;
+    ops_[i].next = adapters;
+    adapters = static_cast<int32_t>(i);
   }
   note_windows();
   allocate();
@@ -127,8 +130,11 @@ void Program::allocate() {
   sequence_of_.assign(static_cast<size_t>(limits_.max_tokens), 0);
   plan_of_group_.assign(static_cast<size_t>(limits_.num_groups), 0);
   if (adapters_ != nullptr) {
-    units_.reserve(static_cast<size_t>(limits_.max_tokens));
+    units_.resize(static_cast<size_t>(engine_->threads));
+    for (std::vector<AdapterUnit>& own : units_) own.reserve(static_cast<size_t>(limits_.max_tokens));
     by_place_.reserve(static_cast<size_t>(limits_.max_sequences));
+    thread_of_.assign(static_cast<size_t>(limits_.max_sequences), 0);
+    ordered_arrays_.assign(5 * static_cast<size_t>(limits_.max_sequences), 0);
   }
   allocate_plans();
   allocate_mixture();

@@ -76,16 +76,17 @@ Stages attention_stages(const octavo_op& op, const Ways& ways) {
   return s;
 }
 
-// Units of rows, whosever they are.
-Stages lora_stages(const octavo_op& op) {
+// Where rows are not split throughout: units of rows, whosever they are.
+Stages lora_stages(const octavo_op& op, const Ways& ways) {
   Stages s;
-  for (const int32_t buffer : op.in) reads(&s.first, buffer, Owner::kAny);
-  for (int j = 1; j < 4; j++) writes(&s.first, op.in[j], Owner::kAny);
+  const Owner owner = ways.t == Mode::kRows ? Owner::kRowT : Owner::kAny;
+  for (const int32_t buffer : op.in) reads(&s.first, buffer, owner);
+  for (int j = 1; j < 4; j++) writes(&s.first, op.in[j], owner);
   return s;
 }
 
 Stages stages_of(const octavo_op& op, const Ways& ways, bool adapted) {
-  if (op.code == OCTAVO_LORA) return lora_stages(op);
+  if (op.code == OCTAVO_LORA) return lora_stages(op, ways);
   if (op.code == OCTAVO_LINEAR) return linear_stages(op, ways, adapted);
   if (op.code == OCTAVO_ROPE_KV) return rope_stages(op, ways);
   if (op.code == OCTAVO_ATTENTION) return attention_stages(op, ways);

@@ -56,6 +56,7 @@ INL float v_hmax(vf a) {
 INL vi i_set(int32_t x) { return _mm256_set1_epi32(x); }
 INL vi i_load(const int32_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 INL vi i_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+INL vi i_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 INL vi i_umax(vi a, vi b) { return _mm256_max_epu32(a, b); }
 template <int N> INL vi i_shl(vi a) { return _mm256_slli_epi32(a, N); }
 INL int32_t i_sum(vi a) {

@@ -56,6 +56,7 @@ INL float v_hmax(vf a) { return _mm512_reduce_max_ps(a); }
 INL vi i_set(int32_t x) { return _mm512_set1_epi32(x); }
 INL vi i_load(const int32_t* p) { return _mm512_loadu_si512(p); }
 INL vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INL vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 INL vi i_umax(vi a, vi b) { return _mm512_max_epu32(a, b); }
 template <int N> INL vi i_shl(vi a) { return _mm512_slli_epi32(a, N); }
 INL int32_t i_sum(vi a) {  // not the compiler's reduction: it adds as int, and rows that are not finite overflow

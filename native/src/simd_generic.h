@@ -52,6 +52,7 @@ INL float v_hmax(vf a) { return a; }
 INL vi i_set(int32_t x) { return x; }
 INL vi i_load(const int32_t* p) { return *p; }
 INL vi i_add(vi a, vi b) { return (vi)((uint32_t)a + (uint32_t)b); }
+INL vi i_and(vi a, vi b) { return a & b; }
 INL vi i_umax(vi a, vi b) { return (uint32_t)a > (uint32_t)b ? a : b; }
 template <int N> INL vi i_shl(vi a) { return (vi)((uint32_t)a << N); }
 INL int32_t i_sum(vi a) { return a; }

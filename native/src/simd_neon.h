@@ -57,6 +57,7 @@ INL float v_hmax(vf a) { return vmaxvq_f32(a); }
 INL vi i_set(int32_t x) { return vdupq_n_s32(x); }
 INL vi i_load(const int32_t* p) { return vld1q_s32(p); }
 INL vi i_add(vi a, vi b) { return vaddq_s32(a, b); }
+INL vi i_and(vi a, vi b) { return vandq_s32(a, b); }
 INL vi i_umax(vi a, vi b) { return vreinterpretq_s32_u32(vmaxq_u32(vreinterpretq_u32_s32(a), vreinterpretq_u32_s32(b))); }
 template <int N> INL vi i_shl(vi a) { return vshlq_n_s32(a, N); }
 INL int32_t i_sum(vi a) { return vaddvq_s32(a); }

@@ -81,13 +81,15 @@ int64_t Program::rows(int32_t buffer) const {
 }
 
 // Values lie one after the other, as close as this step's rows allow.
-void Program::bind(const octavo_step& step) {
-  step_ = &step;
+void Program::bind(const octavo_step& given) {
+  mode_t_ = mode_for(given.tokens);
+  mode_r_ = mode_for(given.logit_rows);
+  adapted_ = has_adapters(given);
+  step_ = adapted_ ? in_order(given) : &given;
+  const octavo_step& step = *step_;
 #ifdef OCTAVO_ABLATE_CLAIMS
   for (size_t i = 0; i < ops_.size(); i++) std::fill_n(claims[i], engine_->threads, 0);
 #endif
-  mode_t_ = mode_for(step.tokens);
-  mode_r_ = mode_for(step.logit_rows);
   uint8_t* next = values_;
   for (size_t b = 0; b < buffers_.size(); b++) {
     base_[b] = reinterpret_cast<float*>(next);

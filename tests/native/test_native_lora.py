@@ -22,10 +22,10 @@ ROOM = AdapterRoom(4, 24)
 DENSE = sorted(name for name in CASES if "moe" not in name)
 
 
-def compiled(name, kind="fp32", isa="", threads=1, weights=None):
+def compiled(name, kind="fp32", isa="", threads=1, weights=None, room=ROOM):
     backend = NativeBackend(isa, threads)
     model = build_model(ModelConfig.from_dict(CASES[name]))
-    native = backend.compile(model, format=kind, kv_dtype="fp32", adapters=ROOM)
+    native = backend.compile(model, format=kind, kv_dtype="fp32", adapters=room)
     native.limits = StepLimits(max_tokens=512)
     given_weights = weights or weights_of(name)
     native.load(lambda weight: native.prepare(weight, given_weights[weight]))
@@ -70,6 +70,15 @@ def logits_of(loaded, sequences, adapters, chunk=64):
     return [np.stack(each) for each in rows]
 
 
+def merged_weights(name, kind):
+    """The checkpoint of a case with an adapter in it."""
+    weights = dict(weights_of(name))
+    for projection, (a, b, scale) in factors_of(name, *kind).items():
+        whole = weights[f"{projection}.weight"].astype(np.float64) + scale * b.astype(np.float64) @ a
+        weights[f"{projection}.weight"] = whole.astype(np.float32)
+    return weights
+
+
 @pytest.mark.parametrize(
     ("name", "isa"), [*((name, ISAS[0]) for name in DENSE), *((DENSE[0], isa) for isa in ISAS[1:])]
 )
@@ -83,14 +92,28 @@ def test_merged_weights_are_the_oracle(name, isa):
     base = logits_of(compiled(name, isa=isa), [ids], [-1])[0]
     assert np.array_equal(found[4], base)
     for place, kind in enumerate(KINDS):
-        weights = dict(weights_of(name))
-        for projection, (a, b, scale) in factors_of(name, *kind).items():
-            whole = weights[f"{projection}.weight"].astype(np.float64) + scale * b.astype(np.float64) @ a
-            weights[f"{projection}.weight"] = whole.astype(np.float32)
-        merged = logits_of(compiled(name, isa=isa, weights=weights), [ids], [-1])[0]
+        merged = logits_of(compiled(name, isa=isa, weights=merged_weights(name, kind)), [ids], [-1])[0]
         size = 1 + np.sqrt(np.square(merged).mean())
         assert np.abs(found[place] - merged).max() / size < 2e-4
         assert np.abs(base - merged).max() / size > 1e-2
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_factors_in_bf16_are_as_near_to_merged_weights_as_the_model_is_to_its_own(isa, monkeypatch):
+    """In bf16, with ranks of all kinds and more inputs than are made operands at a time."""
+    monkeypatch.setitem(CASES, "wide", {**CASES["llama"], "intermediate_size": 2090, "num_hidden_layers": 1})
+    ids, kinds = prompt("wide", 19), [(rank, rank, ("_proj",)) for rank in (1, 3, 16, 40)]
+    loaded = compiled("wide", "bf16", isa, room=AdapterRoom(4, 40))
+    places = loaded.model.adapter_places()
+    for place, kind in enumerate(kinds):
+        places.put(place, places.pack(factors_of("wide", *kind)))
+    found = logits_of(loaded, [ids] * 5, [0, 1, 2, 3, -1])
+    base = logits_of(compiled("wide"), [ids], [-1])[0]
+    rounding = np.sqrt(np.square(found[4] - base).mean())
+    for place, kind in enumerate(kinds):
+        merged = logits_of(compiled("wide", weights=merged_weights("wide", kind)), [ids], [-1])[0]
+        error, effect = (np.sqrt(np.square(each - merged).mean()) for each in (found[place], base))
+        assert error < 1.2 * rounding + 0.03 * effect, (kind[1], rounding, error, effect)
 
 
 @pytest.mark.parametrize(("kind", "threads"), [("fp32", 1), ("fp32", 2), ("bf16", 2), ("w8g64", 2), ("w4g32", 2)])
@@ -118,6 +141,25 @@ def test_a_row_does_not_depend_on_the_mix(kind, threads):
             assert np.array_equal(rows, alone(sequence, place)), (sequence, place)
 
     check()
+
+
+@pytest.mark.parametrize(("kind", "threads"), [("bf16", 2), ("w8g64", 2)])
+def test_rows_that_are_put_in_order_are_given_back_in_theirs(kind, threads):
+    """From 32 rows a thread on, a step of one token a sequence goes by adapters: each row is what it is alone."""
+    name = DENSE[0]
+    loaded, apart = compiled(name, kind, threads=threads), compiled(name, kind)
+    put_all(loaded, name)
+    put_all(apart, name)
+    rng = np.random.default_rng(5)
+    places = [int(place) for place in rng.choice([-1, -1, 0, 0, 0, 1, 2, 3], size=64)]
+    prompts = [prompt(f"{name} {i}", 3) for i in range(7)]
+    which = [int(i) for i in rng.integers(7, size=64)]
+    alone = {
+        (i, place): logits_of(apart, [prompts[i]], [place])[0] for i, place in set(zip(which, places, strict=True))
+    }
+    found = logits_of(loaded, [prompts[i] for i in which], places, chunk=1)
+    for i, place, rows in zip(which, places, found, strict=True):
+        assert np.array_equal(rows, alone[i, place]), (i, place)
 
 
 def test_a_cleared_place_adds_nothing_and_another_place_is_the_same():

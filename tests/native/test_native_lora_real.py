@@ -31,4 +31,4 @@ def test_an_adapter_adds_the_same_beside_smoothed_weights(adapter_folder):
         found[backend] = adapted - base
     size = np.sqrt(np.square(found["numpy"]).mean())
     assert size > 0.05
-    assert np.sqrt(np.square(found["native"] - found["numpy"]).mean()) < 0.15 * size  # 8-bit weights make noise as well
+    assert np.sqrt(np.square(found["native"] - found["numpy"]).mean()) < 0.2 * size  # 8-bit weights make noise as well

@@ -33,7 +33,8 @@ class _Packed:
 
 def adapter_bytes(room: AdapterRoom, targets: Mapping[str, Sequence[int]], half: bool) -> int:
     """What all places take, for these targets (`[N, K]` each); ``half``: in bf16."""
-    values = sum(k * _padded(room.rank) + _padded(n) * room.rank for n, k in targets.values())
+    rank = room.rank + (room.rank % 2 if half else 0)  # kept by pairs, and inputs by tiles of 32
+    values = sum((-(-k // 32) * 32 if half else k) * _padded(rank) + _padded(n) * rank for n, k in targets.values())
     return (2 if half else 4) * room.places * values
 
 
