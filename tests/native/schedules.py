@@ -10,10 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-from engine_harness import Choice, Collector, assert_idle, run_to_end
+from engine_harness import Choice, Collector, Oracle, assert_idle, run_to_end
 from numpy.typing import NDArray
 
 from octavo.backends.native_backend import NativeBackend, NativeModel
@@ -29,7 +30,7 @@ from octavo.models.registry import build_model
 # threads of one schedule after another: more than a machine has cost it ten times the time, so they are rarer
 THREADS = (1, 2, 2, 1, 3, 2, 1, 2, 1, 4)
 PAGE_SIZES = (16, 32, 64)
-WHAT_HAPPENS = ("hits", "kicked", "chunks", "mixed", "copies", "silent")  # in any ten schedules
+WHAT_HAPPENS = ("hits", "kicked", "chunks", "mixed", "copies", "silent", "trees")  # in any ten schedules
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Stage:
         With `few`, it draws from as many requests alone, the same ones each time: fewer answers have to be known.
         """
         page_size, wanted = rng.choice(PAGE_SIZES), self._draw(rng, few)
+        alone = [self.alone(*pair) for pair in wanted]
         core = self.core(
             threads,
             page_size,
@@ -131,12 +133,16 @@ class Stage:
             max_running_requests=rng.choice([2, 8]),
         )
         core.executor = _Counting(core.executor, self.seen)
+        dice = random.Random(f"{page_size} {wanted}")
+        if dice.random() < 0.8:
+            said = partial(_said, alone)
+            core.speculator = Oracle(said, dice.choice((4, 9)), dice.choice((1, 3)), trees=True)  # type: ignore[assignment]
         collector = self._run(core, rng, wanted)
         self.seen["hits"] += sum(count > 0 for count in collector.cached.values())
         self.seen["schedules"] += 1
         self.seen[f"{page_size}x{threads}"] += 1
         for index, (prompt, params) in enumerate(wanted):
-            for choice, expected in enumerate(self.alone(prompt, params)):
+            for choice, expected in enumerate(alone[index]):
                 found = collector.choices[f"r{index}", choice]
                 assert found == expected, (self.parts[threads].numerics_id, index, prompt, params, page_size, threads)
 
@@ -163,6 +169,11 @@ class Stage:
         return collector
 
 
+def _said(alone: Sequence[Sequence[Choice]], name: str, choice: int) -> Sequence[int]:
+    """What a choice of request r0, r1, ... will say."""
+    return alone[int(name[1:])][choice].tokens
+
+
 @dataclass
 class _Counting:
     """What a step held, on its way to the runner."""
@@ -176,6 +187,7 @@ class _Counting:
         self.seen["chunks"] += sum(row.start + row.num_scheduled_tokens < row.num_tokens for row in decision.rows)
         self.seen["mixed"] += 0 < prefills < len(decision.rows)
         self.seen["copies"] += len(decision.copies)
+        self.seen["trees"] += sum(bool(row.flags.parent_rows) for row in decision.rows)
         self.seen["silent"] += sum(row.flags.no_write for row in decision.rows)
         self.seen["squeezed"] += len(decision.preemptions)
         return self.run(decision)
