@@ -162,7 +162,8 @@ METRICS = (
         "octavo:draft_seconds",
         "Where drafts spend their time",
         "draft_seconds/",
-        "Seconds: propose; verify (beyond plain steps); saved (plain steps that were not needed).",
+        "Seconds: propose; read (of it, what a draft model had not read); verify (beyond plain steps); "
+        "saved (plain steps not needed).",
         ("part",),
         when=_DRAFTS,
     ),
