@@ -86,6 +86,18 @@ def test_what_is_no_call_is_text() -> None:
     assert cut["finish_reason"] == "length" and cut["message"]["content"] == SAID[:40]
 
 
+def test_a_call_that_a_stop_string_has_cut_is_not_what_it_ended_for() -> None:
+    for body in (BODY, {**BODY, "tool_choice": "required"}):
+        for stop, reason in (("1", "stop"), ("z", "tool_calls")):
+            asked = {**body, "stop": [stop]}
+            choice = post(CHAT, asked, engine=engine(SAID)).json()["choices"][0]
+            message, streamed = gathered(events(post(CHAT, {**asked, "stream": True}, engine=engine(SAID))))
+            assert choice["finish_reason"] == streamed == reason and choice["message"].get("tool_calls")
+            assert [call["function"] for call in message["tool_calls"]] == [
+                call["function"] for call in choice["message"]["tool_calls"]
+            ]
+
+
 def test_one_call_at_most_and_none_where_none_is_wanted() -> None:
     one = post(CHAT, {**BODY, "parallel_tool_calls": False}, engine=engine(SAID)).json()["choices"][0]["message"]
     assert [call["function"]["name"] for call in one["tool_calls"]] == ["f"]
@@ -376,6 +388,16 @@ def test_tools_beyond_what_a_grammar_holds_are_said_not_to_be_enforced() -> None
     answer = post(CHAT, {"messages": USER, "tools": tools}, engine=asked)
     assert answer.headers["x-octavo-warnings"] == "tools" and asked.asked[0][1].grammar is None
     check_error(post(CHAT, {"messages": USER, "tools": tools, "tool_choice": "required"}, engine=asked), 400, "tools")
+
+
+@pytest.mark.parametrize("beside", [{"ignore_eos": True}, {"use_beam_search": True}])
+def test_what_a_grammar_cannot_stand_beside_leaves_calls_to_the_model_and_says_so(beside: dict[str, Any]) -> None:
+    asked = engine("x")
+    answer = post(CHAT, {**BODY, **beside}, engine=asked)
+    assert answer.headers["x-octavo-warnings"] == "tools" and asked.asked[0][1].grammar is None
+    check_error(post(CHAT, {**BODY, **beside, "tool_choice": "required"}, engine=asked), 400, "tools")
+    strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
+    check_error(post(CHAT, {**BODY, **beside, "tools": [strict]}, engine=asked), 400, "tools")
 
 
 @pytest.mark.parametrize("dialect", ["json", "llama3_json", "pythonic"])

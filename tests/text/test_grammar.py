@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 import pytest
-from grammar_walk import bits, compiler, fresh, text_of, walk
+from grammar_walk import bits, compiler, fresh, taken, text_of, walk
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +14,9 @@ from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
 from octavo.decoding.grammar import GrammarCompiler, GrammarFault, OutputMasks
 from octavo.decoding.grammar.compiler import _price
+from octavo.decoding.grammar.definition import definition
 from octavo.decoding.grammar.rules import may_end
+from octavo.decoding.grammar.schema import MAX_ENUM
 from octavo.tokenizers.simple import SimpleTokenizer
 
 PATTERNS = [
@@ -284,3 +286,20 @@ def trimmed(kept, held, most, room):
         if (len(kept) > most or sum(PRICES[j - 1] for j in kept) > room) and not held[i]:
             kept = [j for j in kept if j != i]
     return kept
+
+
+def test_as_many_choices_as_are_allowed_can_be_followed():
+    words = [f"c{number}" for number in range(MAX_ENUM)]
+    for grammar in (Grammar("choice", json.dumps(words)), Grammar("json_schema", json.dumps({"enum": words}))):
+        for word in (words[0], words[1047], words[-1]):
+            said = word if grammar.kind == "choice" else f'"{word}"'
+            ids = [2 + byte for byte in said.encode()]
+            assert taken(compiler().matcher(grammar), [*ids, 0]) == len(ids) + 1, (grammar.kind, word)
+
+
+@pytest.mark.parametrize("name", ["temperature=0.5", "capture", 'capture="a"'])
+def test_attributes_of_rules_that_change_nothing_are_refused(name):
+    for attributes in (name, f"max_tokens=3, {name}"):
+        with pytest.raises(InvalidInput, match=name.split("=")[0]):
+            definition(Grammar("lark", f"start: x\nx[{attributes}]: /a*/"))
+    assert definition(Grammar("lark", "start: x\nx[max_tokens=3]: /[temperature=]*/"))

@@ -41,6 +41,11 @@ class AnswerReader:
         self._calls = None if form.tools is None else ToolParser(form.tools, form.names, eager=form.eager)
         self.num_calls = 0
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text has ended within a call that is shown."""
+        return self._calls is not None and self._calls.is_cut
+
     def push(self, text: str) -> list[Piece]:
         """What more text decides."""
         return self._read([Piece("content", text)] if self._split is None else self._split.push(text))

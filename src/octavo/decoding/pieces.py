@@ -33,6 +33,7 @@ class Whole:
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
+    is_cut: bool = field(default=False, compare=False)  # within the last call
 
 
 def whole(pieces: Iterable[Piece]) -> Whole:

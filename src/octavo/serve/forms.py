@@ -152,13 +152,14 @@ async def _with_calls(
         return form, params
     try:
         grammar = Grammar("lark", source)
-    except InvalidInput as error:
+        definition(grammar)
+        params = replace(params, grammar=grammar)
+    except InvalidInput as error:  # it is too large, or cannot stand beside other parameters
         if asked is None or required or strict or budget is not None:
             raise
-        warn(order.warnings, _asked_as(asked), f"calls are left to the model: {error.remedy} of grammar")
+        warn(order.warnings, _asked_as(asked), f"calls are left to the model: {error.remedy.rstrip('.')}")
         return form, params
-    definition(grammar)
-    return replace(form, eager=eager), replace(params, grammar=grammar)
+    return replace(form, eager=eager), params
 
 
 async def _enforced(order: Order, asked: ToolsAsked, dialect: ToolDialect, tool: Tool, check: Check) -> Tool:
@@ -224,18 +225,20 @@ class Reading:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call has come."""
-        return self._reader.num_calls > 0
+        """Whether whole calls have come, and nothing less."""
+        return self._reader.num_calls > 0 and not self._reader.is_cut
 
 
 def read_whole(form: AnswerForm, texts: Iterable[str]) -> Whole:
     """A whole answer, the same as its pieces put together."""
     reader = AnswerReader(form)
-    return whole([*reader.push("".join(texts)), *reader.finish()])
+    answer = whole([*reader.push("".join(texts)), *reader.finish()])
+    answer.is_cut = reader.is_cut
+    return answer
 
 
 def ended(reason: str | None, has_calls: bool, *, older: bool = False) -> str | None:
-    """The finish reason of an answer: a stop behind a call is for the call."""
+    """The finish reason of an answer: a stop behind a whole call is for the call."""
     if reason != "stop" or not has_calls:
         return reason
     return "function_call" if older else "tool_calls"

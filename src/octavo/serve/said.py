@@ -26,7 +26,7 @@ def wants_functions(reply: Reply) -> bool:
 
 
 def message_of(reply: Reply, index: int, choice: Choice) -> tuple[dict[str, Any], bool]:
-    """The message of a whole choice, and whether it calls."""
+    """The message of a whole choice, and whether it ends with a call that is whole."""
     answer = read_whole(reply.form, choice.text)
     message: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
     if answer.reasoning and shows_reasoning(reply):
@@ -41,7 +41,7 @@ def message_of(reply: Reply, index: int, choice: Choice) -> tuple[dict[str, Any]
         message["tool_calls"] = [
             {"id": name, "type": "function", "function": each} for name, each in zip(ids, functions, strict=True)
         ]
-    return message, bool(functions)
+    return message, bool(functions) and not answer.is_cut
 
 
 def delta_of(reply: Reply, index: int, pieces: Sequence[Piece], older: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from octavo.core.errors import InvalidInput
@@ -16,6 +17,7 @@ __all__ = ["JSON_STYLE", "definition", "in_lark"]
 # One way to write each value, so that more is forced; as Python's `json.dumps` writes, which models have read most
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 _IN_LARK = ("choice", "structural_tag", "lark")  # the others are written as JSON
+_NOT_HONOURED = re.compile(r"^\s*[A-Za-z_]\w*\s*\[[^\]\n]*\b(temperature|capture)\b", re.MULTILINE)
 _MAX_BRACKETS = 128  # open at once
 
 
@@ -88,11 +90,15 @@ def _lark_of_choices(source: str) -> str:
         raise InvalidInput("choice", None, "give a list of strings, none of them empty")
     if not 1 <= len(choices) <= MAX_ENUM:
         raise InvalidInput("choice", f"{len(choices)} strings", f"give 1 to {MAX_ENUM}")
-    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return f"start: CHOICE\nCHOICE: {texts}"  # a terminal: the parser takes some hundred alternatives of a rule
 
 
 def in_lark(source: str) -> str:
     """A grammar in GBNF as Lark; one in Lark as it is. Raises ``InvalidInput`` for what is neither."""
+    odd = _NOT_HONOURED.search(source)
+    if odd is not None:
+        raise InvalidInput(f"lark {odd[1]}", odd[1], "this attribute of a rule is not honoured; leave it out")
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:

@@ -177,7 +177,8 @@ def _parameters(index: int, tool: Tool) -> list[str]:
         end = json.dumps("\n</parameter>\n")
         body = "as_it_is" if texts == [] else f"{_schema(value, schema)} {end}"
         if texts:
-            body = f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}) {end}"
+            rules.append(f"TEXT_{index}_{number}: {' | '.join(json.dumps(text, ensure_ascii=False) for text in texts)}")
+            body = f"TEXT_{index}_{number} {end}"
         rules.append(f"parameter_{index}_{number}: {json.dumps(f'<parameter={name}>' + chr(10))} {body}")
         parts.append(f"parameter_{index}_{number}{'' if name in required else '?'}")
     if "properties" not in schema and schema.get("additionalProperties") is not False:

@@ -43,6 +43,7 @@ class ToolParser:
         self._fragments: list[str] = []  # of the last call's arguments
         self._blanks = ""  # behind content or a call: dropped if a call follows
         self._is_open = False  # a call has been shown and is not complete
+        self.is_cut = False  # nor did it come to be
         self.num_calls = 0
         self._parse = self._answer()
 
@@ -121,7 +122,7 @@ class ToolParser:
         except Malformed:
             if not self._is_open:  # what is shown as a call is not shown again
                 self._show("".join(self._feed.kept))
-            self._is_open = False
+            self.is_cut, self._is_open = self._is_open, False
         self._feed.forget()
 
     def _section(self) -> Steps[None]:
