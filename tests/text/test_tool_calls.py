@@ -221,7 +221,7 @@ def test_a_value_between_tags_is_what_its_schema_says() -> None:
         (call,) = whole(read(DIALECTS["qwen3_coder"], [said], names={"f": schema})).calls
         return json.loads(call.arguments)[key]
 
-    assert [meaning("s", text) for text in ("1", "", "\n a\n", "null")] == ["1", "", "\n a\n", "null"]
+    assert [meaning("s", text) for text in ("1", "", "\n a\n", "null", '"a"')] == ["1", "", "\n a\n", "null", '"a"']
     assert [meaning("n", text) for text in ("1", "2.5", "x", "NaN", "[1]")] == [1, 2.5, "x", "NaN", "[1]"]
     assert [meaning("b", text) for text in ("true", "True", "1", "yes")] == [True, True, "1", "yes"]
     assert [meaning("r", "1"), meaning("l", " [1] "), meaning("l", "{}")] == ["1", [1], "{}"]
@@ -229,7 +229,8 @@ def test_a_value_between_tags_is_what_its_schema_says() -> None:
         schema = odd
         assert meaning("a", "1") == 1
     schema = {}
-    assert [meaning(key, text) for key in ("free", "loop", "more") for text in ("1", "a")] == [1, "a"] * 3
+    texts = ("1", "a", '"a"')
+    assert [meaning(key, text) for key in ("free", "loop", "more") for text in texts] == [1, "a", '"a"'] * 3
 
 
 def test_reading_is_linear() -> None:

@@ -25,12 +25,10 @@ def tagged_value(text: str, schema: Mapping[str, Any], key: str) -> str:
     """
     properties = schema.get("properties")
     types = _types(_resolved(properties.get(key) if isinstance(properties, Mapping) else None, schema))
-    if types != {"string"}:
-        plain = _WORDS.get(text.strip(), text.strip())
-        kind = _kind(plain)
-        if kind and (not types or kind in types or (kind == "integer" and "number" in types)):
-            return plain
-    return json.dumps(text, ensure_ascii=False)
+    plain = _WORDS.get(text.strip(), text.strip())
+    kind = _kind(plain)
+    may_be = not types or kind in types or (kind == "integer" and "number" in types)
+    return plain if may_be and kind not in ("", "string") else json.dumps(text, ensure_ascii=False)
 
 
 def parameter_value(schema: Any, within: Mapping[str, Any], place: str) -> list[str] | None:
