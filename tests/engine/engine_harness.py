@@ -14,6 +14,7 @@ from lying_trees import lying_tree
 
 from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.events import EventKind, TokenEvent
+from octavo.core.kv_eviction import StreamingLLM
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
@@ -24,13 +25,15 @@ from octavo.engine.parts import ModelParts, build_core, parts_from_fixture
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 MODELS = {"llama": "tiny_model.json", "gemma3": "tiny_two_groups.json"}  # the second has two KV groups
+FORGETFUL = {"streaming": ("tiny_model.json", StreamingLLM(sinks=3, window=6))}
 MAX_SEQ_LEN = 96
 
 
 @functools.cache
 def tiny_parts(model: str, backend: str = "reference") -> ModelParts:
     """A tiny model with its weights on a backend; made once."""
-    return parts_from_fixture(load_fixture(FIXTURES / MODELS[model]), backend=backend)
+    name, eviction = FORGETFUL.get(model) or (MODELS[model], None)
+    return parts_from_fixture(load_fixture(FIXTURES / name), backend=backend, eviction=eviction)
 
 
 def pages_for(model: str, page_size: int, num_tokens: int) -> int:
@@ -58,7 +61,7 @@ def make_core(
         page_size=page_size,
         scheduling=SchedulerConfig(**scheduling),
         prefix_cache=prefix_cache,
-        host_pages=host_pages,
+        host_pages=0 if model in FORGETFUL else host_pages,
         clock=clock,
         audit=True,
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from engine_harness import (
+    FORGETFUL,
     MODELS,
     Choice,
     Collector,
@@ -154,7 +155,7 @@ ARRIVALS = st.builds(
 )
 SCHEDULE = st.fixed_dictionaries(
     {
-        "model": st.sampled_from(sorted(MODELS)),
+        "model": st.sampled_from((*sorted(MODELS), *sorted(MODELS), *FORGETFUL)),
         "page_size": st.sampled_from(PAGE_SIZES),
         "spare_tokens": st.sampled_from((0, 0, 1, 2, 3, 5, 8, 12, 30)),
         "prefix_cache": st.sampled_from((True, True, True, False)),
@@ -218,7 +219,7 @@ class Run:
         )
         if self.plan["drafts"]:
             most, lies, trees = (self.plan[name] for name in ("drafts", "lies", "trees"))
-            core.speculator = Oracle(self._said, most, lies, trees=trees)
+            core.speculator = Oracle(self._said, most, lies, trees=trees and self.model not in FORGETFUL)
         return core
 
     def _said(self, request_id: str, choice: int) -> list[int]:
@@ -361,7 +362,7 @@ def test_tokens_and_logprobs_depend_on_nothing_else() -> None:
         assert seen[kind] > 0, (kind, seen)
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", [*sorted(MODELS), *FORGETFUL])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_every_chunk_size_from_one(model: str, page_size: int) -> None:
     prompt, params = 7, 6

@@ -250,10 +250,8 @@ def attention(rng: random.Random) -> Run:
         out = []
         for layer, window in ((0, 0), (1, WINDOW)):
             b.write_kv(k_, v_, batch, layer=layer)
-            y = b.attention(
-                q_, batch, layer=layer, scale=0.3, window=window, soft_cap=cap, sinks=sinks_, head_dim=scene.dim
-            )
-            out.append(b.to_lists(y))
+            asked = {"layer": layer, "scale": 0.3, "window": window, "soft_cap": cap, "head_dim": scene.dim}
+            out.append(b.to_lists(b.attention(q_, batch, sinks=sinks_, **asked)))
         return out
 
     return run

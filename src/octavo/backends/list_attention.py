@@ -38,10 +38,15 @@ class Scoring:
     window: int = 0  # 0: all up to the row's own position
     soft_cap: float = 0.0
     sinks: Sequence[float] | None = None  # one logit per query head
+    sink_tokens: int = 0  # at the beginning, that a window leaves in sight
 
     def first_visible(self, position: int) -> int:
-        """The first position that the token at `position` sees."""
-        return max(0, position - self.window + 1) if self.window else 0
+        """The first position that the token at `position` sees, behind the sink tokens."""
+        return max(self.sink_tokens, position - self.window + 1) if self.window else 0
+
+    def turned_by(self, position: int) -> int:
+        """Positions by which a query is turned back for the sink tokens."""
+        return max(0, position - (self.sink_tokens + self.window - 1))
 
 
 def attend(
@@ -50,16 +55,23 @@ def attend(
     first_lane: int,
     lanes: Sequence[tuple[Heads, Heads]],
     scoring: Scoring,
+    sink_lanes: Sequence[tuple[Heads, Heads]] = (),
+    turned: Sequence[Sequence[float]] = (),
 ) -> list[float]:
-    """One token's output, [heads * v_dim]; `lanes[i]` is (key, value) by KV head of position `first_lane + i`."""
+    """One token's output, [heads * v_dim]; `lanes[i]` is (key, value) by KV head of position `first_lane + i`.
+
+    `sink_lanes`: the same of the sink tokens up to `position`, which the queries `turned` see.
+    """
     start = scoring.first_visible(position)
-    kv_heads = len(lanes[0][0])
+    kv_heads = len((lanes or sink_lanes)[0][0])
     group = len(heads) // kv_heads
     out: list[float] = []
     for kv_head in range(kv_heads):
         blocks = list(blocks_of(start, position + 1, first_lane, lanes, kv_head))
+        first = list(blocks_of(0, len(sink_lanes), 0, sink_lanes, kv_head))
         for head in range(kv_head * group, (kv_head + 1) * group):
-            out += _attend_head(heads[head], blocks, scoring, head)
+            chunks = _chunks(turned[head], first, scoring) if first else []
+            out += _attend_head(chunks + _chunks(heads[head], blocks, scoring), scoring, head)
     return out
 
 
@@ -81,11 +93,14 @@ def blocks_of(
         low = high
 
 
-def _attend_head(query: Sequence[float], blocks: Sequence[Block], scoring: Scoring, head: int) -> list[float]:
-    chunks = [
+def _chunks(query: Sequence[float], blocks: Sequence[Block], scoring: Scoring) -> list[Partial]:
+    return [
         reduce(_merge, (_block_partial(query, keys, columns, scoring) for _, keys, columns in chunk))
         for _, chunk in groupby(blocks, key=itemgetter(0))
     ]
+
+
+def _attend_head(chunks: Sequence[Partial], scoring: Scoring, head: int) -> list[float]:
     maximum, denominator, sums = reduce(_merge, chunks)
     if scoring.sinks is not None:
         top = max(maximum, scoring.sinks[head])

@@ -370,6 +370,8 @@ class _Lowering:
         q = self._input(record, "q") or 0
         if q not in self.values:
             raise self._refuse(record, "is only run on rotated queries whose keys were written")
+        if self._constant(record, "sink_tokens"):
+            raise self._refuse(record, "keeps no sink tokens beside a window")
         sinks = self._weight(record, "sinks")
         numbers = (0, *(self._constant(record, name) for name in ("layer", "head_dim", "window")))
         floats = (float(self._constant(record, "scale")), float(self._constant(record, "soft_cap")))

@@ -28,44 +28,55 @@ class Scoring:
     soft_cap: float
     sinks: Any  # [heads] or None
     head_dim: int
+    sink_tokens: int = 0
 
 
-def attention(q: Floats, batch: ForwardBatch, scoring: Scoring) -> Floats:
-    """[T, heads * head_dim] -> [T, heads * v_dim], from pages only."""
+def attention(q: Floats, batch: ForwardBatch, scoring: Scoring, turned: Floats | None = None) -> Floats:
+    """[T, heads * head_dim] -> [T, heads * v_dim], from pages only. ``turned``: the queries for the sink tokens."""
     pool: NumpyKVPool = batch.kv
     group, _ = pool.where[scoring.layer]
     heads = q.shape[1] // scoring.head_dim
     v_dim = pool.values.shape[2] // pool.num_kv_heads
     out = np.empty((len(q), heads * v_dim), np.float32)
-    for unit in units_of(batch, group, scoring.window):
-        y = _attend(q, unit, pool, scoring)
+    for unit in units_of(batch, group, scoring.window, scoring.sink_tokens):
+        y = _attend(q, unit, pool, scoring, turned)
         if unit.tokens.shape[1] > 1 and not np.isfinite(y).all():
-            y = _token_by_token(q, unit, batch, scoring)
+            y = _token_by_token(q, unit, batch, scoring, turned)
         out[unit.tokens.ravel()] = y
     return out
 
 
-def _token_by_token(q: Floats, unit: Unit, batch: ForwardBatch, scoring: Scoring) -> Floats:
+def _token_by_token(
+    q: Floats, unit: Unit, batch: ForwardBatch, scoring: Scoring, turned: Floats | None = None
+) -> Floats:
     """A value that is not finite must not reach earlier tokens of its sequence through 0 * inf in a shared product."""
     group, _ = batch.kv.where[scoring.layer]
     first = int(unit.tokens[0, 0])
     row = int(np.searchsorted(batch.cu_seqlens_q, first, side="right")) - 1
-    parts = [make_unit(batch, group, scoring.window, [(row, int(t), int(t) + 1)]) for t in unit.tokens[0]]
-    return np.concatenate([_attend(q, part, batch.kv, scoring) for part in parts])
+    spans = [[(row, int(t), int(t) + 1)] for t in unit.tokens[0]]
+    parts = [make_unit(batch, group, scoring.window, span, scoring.sink_tokens) for span in spans]
+    return np.concatenate([_attend(q, part, batch.kv, scoring, turned) for part in parts])
 
 
-def _attend(q: Floats, unit: Unit, pool: NumpyKVPool, scoring: Scoring) -> Floats:
+def _queries(q: Floats, unit: Unit, kv_heads: int, scoring: Scoring) -> Floats:
+    """[T, heads * head_dim] -> [B, KVH, group * n, head_dim], scaled."""
+    count, length = unit.tokens.shape
+    shaped = q[unit.tokens.ravel()].reshape(count, length, kv_heads, -1, scoring.head_dim)
+    queries: Floats = shaped.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, -1, scoring.head_dim)
+    return queries * np.float32(scoring.scale)
+
+
+def _attend(q: Floats, unit: Unit, pool: NumpyKVPool, scoring: Scoring, turned: Floats | None = None) -> Floats:
     """One unit: -> [B * n, heads * v_dim]."""
     count, length = unit.tokens.shape
     kv_heads = pool.num_kv_heads
-    shaped = q[unit.tokens.ravel()].reshape(count, length, kv_heads, -1, scoring.head_dim)
-    group = shaped.shape[3]
-    queries = shaped.transpose(0, 2, 3, 1, 4).reshape(count, kv_heads, group * length, -1)  # M = group * n
-    queries = queries * np.float32(scoring.scale)
+    queries = _queries(q, unit, kv_heads, scoring)
+    for_sinks = queries if turned is None else _queries(turned, unit, kv_heads, scoring)
+    group = queries.shape[2] // length  # M = group * n
     total: Partial | None = None
     with np.errstate(invalid="ignore", over="ignore"):
         for chunk in unit.chunks:
-            part = _chunk_partial(queries, chunk, pool, scoring)
+            part = _chunk_partial(for_sinks if chunk.is_sinks else queries, chunk, pool, scoring)
             if total is None and chunk.rows is None:
                 total = part
             else:

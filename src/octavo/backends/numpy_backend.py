@@ -17,7 +17,16 @@ from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.numpy_pages import NumpyKVPool
 from octavo.backends.numpy_pooling import pool
 from octavo.backends.numpy_quantized import NumpyQuantized
-from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, RowAdapters, SamplingRow, batch_fields
+from octavo.backends.ops import (
+    NO_SLOT,
+    ForwardBatch,
+    PoolSpan,
+    RopeTable,
+    RowAdapters,
+    SamplingRow,
+    batch_fields,
+    check_sinks,
+)
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
@@ -205,10 +214,18 @@ class NumpyBackend:
         soft_cap: float = 0.0,
         sinks: Any = None,
         head_dim: int,
+        sink_tokens: int = 0,
+        rope: RopeTable | None = None,
     ) -> Floats:
         """softmax(scale * q . k) . v over each row's visible positions, read from pages. [T, Q] -> [T, Q]."""
-        scoring = numpy_attention.Scoring(layer, scale, window, soft_cap, sinks, head_dim)
-        return numpy_attention.attention(q, batch, scoring)
+        scoring = numpy_attention.Scoring(layer, scale, window, soft_cap, sinks, head_dim, sink_tokens)
+        if rope is None or not sink_tokens:
+            return numpy_attention.attention(q, batch, scoring)
+        check_sinks(sink_tokens, window, rope, batch.parent_rows)
+        nearer = np.maximum(batch.positions - (sink_tokens + window - 1), 0)[:, None, None]
+        angles = nearer * np.asarray(rope.inv_freq, np.float64)
+        cos, sin = np.cos(angles).astype(np.float32), np.sin(-angles).astype(np.float32)
+        return numpy_attention.attention(q, batch, scoring, _rotate(q, cos, sin, head_dim))
 
     def copy_pages(self, kv: NumpyKVPool, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source to page target, for each (source, target)."""

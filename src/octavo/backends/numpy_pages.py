@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -102,6 +102,7 @@ class ChunkLanes:
     rows: Ints | None  # which rows of the unit take part; None: all
     slots: Ints  # [B, L]
     hidden: NDArray[np.bool_]  # [B, n, L] True: the query may not see the lane
+    is_sinks: bool = False  # the sink tokens, which other queries see
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,11 @@ class Unit:
     chunks: tuple[ChunkLanes, ...]  # ascending
 
 
-def units_of(batch: ForwardBatch, group: int, window: int) -> tuple[Unit, ...]:
+def units_of(batch: ForwardBatch, group: int, window: int, sink_tokens: int = 0) -> tuple[Unit, ...]:
     """The attention work of a step for one group and window, cached in the batch. One-token rows form one unit, and so
     does each row of a tree.
     """
-    key = ("units", group, window)
+    key = ("units", group, window, sink_tokens)
     if key not in batch.cache:
         spans = [(row, start, stop) for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q.tolist()))]
         trees = [row for row, parents in enumerate(batch.parent_rows) if parents]
@@ -124,23 +125,30 @@ def units_of(batch: ForwardBatch, group: int, window: int) -> tuple[Unit, ...]:
         decodes = [(row, t, t + 1) for row, start, stop in single for t in range(start, stop)]
         prefills = [[span] for span in spans if span not in single]
         parts = ([decodes] if decodes else []) + prefills
-        batch.cache[key] = tuple(make_unit(batch, group, window, part) for part in parts)
+        batch.cache[key] = tuple(make_unit(batch, group, window, part, sink_tokens) for part in parts)
     return batch.cache[key]
 
 
-def make_unit(batch: ForwardBatch, group: int, window: int, spans: Sequence[tuple[int, int, int]]) -> Unit:
+def make_unit(
+    batch: ForwardBatch, group: int, window: int, spans: Sequence[tuple[int, int, int]], sink_tokens: int = 0
+) -> Unit:
     """The unit of sequences (row, first token, last token + 1), all of one length."""
     tokens = np.array([range(start, stop) for _, start, stop in spans], np.int64)  # [B, n]
     positions = batch.positions[tokens]
-    first = np.maximum(positions[:, 0] - window + 1, 0) if window else np.zeros(len(spans), np.int64)
+    first = np.maximum(positions[:, 0] - window + 1, sink_tokens) if window else np.zeros(len(spans), np.int64)
     table = page_array(batch, group)[[row for row, _, _ in spans]]
     stop = positions[:, -1] + 1
     paths = _paths(batch, spans)
-    chunks = tuple(
+    numbers = range(int(first.min()) // ATTENTION_CHUNK, (int(stop.max()) - 1) // ATTENTION_CHUNK + 1)
+    chunks = [
         _chunk(number, table, positions, first, stop, window, batch.kv, paths)
-        for number in range(int(first.min()) // ATTENTION_CHUNK, (int(stop.max()) - 1) // ATTENTION_CHUNK + 1)
-    )
-    return Unit(tokens, chunks)
+        for number in numbers
+        if (np.minimum(stop, (number + 1) * ATTENTION_CHUNK) > np.maximum(first, number * ATTENTION_CHUNK)).any()
+    ]
+    if sink_tokens:
+        sinks = _chunk(0, table, positions, 0 * first, np.minimum(stop, sink_tokens), 0, batch.kv, paths)
+        chunks.insert(0, replace(sinks, is_sinks=True))
+    return Unit(tokens, tuple(chunks))
 
 
 def _paths(batch: ForwardBatch, spans: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, Ints]]:

@@ -199,10 +199,13 @@ _FORWARD = (
         "all up to p with window 0. Blocks of 64 and chunks of 512 absolute positions, ascending, one running maximum. "
         "soft_cap c > 0: score = c * tanh(score / c). sinks: a logit per head that joins the denominator only. "
         "A tree row sees its ancestors at their absolute positions: bit for bit what it sees at the end of that chain. "
+        "sink_tokens n, with a window: the first n tokens are seen as well, as near as sinks and window are long: for "
+        "them q at p is turned back by max(0, p - (n + window - 1)) positions of `rope` (StreamingLLM). They are a "
+        "block of their own, before all others. "
         "Exported scores are declared, not used yet.",
         (_spec("q", "T Q"), _BATCH, _weight("sinks", "nH", "extra logit per query head", optional=True)),
         (_spec("y", "T Q"),),
-        ("layer", "scale", "window", "soft_cap", "head_dim"),
+        ("layer", "scale", "window", "soft_cap", "head_dim", "sink_tokens", "rope"),
     ),
     OpSpec(
         "gated_activation",
@@ -336,6 +339,18 @@ _PAGES = (
 )
 
 OPS: dict[str, OpSpec] = {spec.name: spec for spec in (*_FORWARD, *_SAMPLING, *_POOLING, *_PAGES)}
+
+
+def check_sinks(sink_tokens: int, window: int, rope: RopeTable, parent_rows: Sequence[Sequence[int]]) -> None:
+    """Raises InvalidInput for sink tokens that `attention` does not define."""
+    if not 0 < sink_tokens <= ATTENTION_BLOCK:
+        raise InvalidInput("sink_tokens", sink_tokens, f"give 1 to {ATTENTION_BLOCK}: they are one block")
+    if window < 1:
+        raise InvalidInput("window", window, "sink tokens need a window behind them")
+    if rope.attention_factor != 1.0:
+        raise InvalidInput("rope", rope.attention_factor, "sink tokens need a rope that only turns: no yarn")
+    if any(parent_rows):
+        raise InvalidInput("parent_rows", parent_rows, "trees are not defined beside sink tokens: give chains")
 
 
 def batch_fields(

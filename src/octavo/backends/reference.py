@@ -17,7 +17,16 @@ from octavo.backends import sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
 from octavo.backends.list_attention import Scoring, attend, path_lanes
 from octavo.backends.list_pages import ListKVPool, split_heads
-from octavo.backends.ops import NO_SLOT, ForwardBatch, PoolSpan, RopeTable, RowAdapters, SamplingRow, batch_fields
+from octavo.backends.ops import (
+    NO_SLOT,
+    ForwardBatch,
+    PoolSpan,
+    RopeTable,
+    RowAdapters,
+    SamplingRow,
+    batch_fields,
+    check_sinks,
+)
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, InvariantBroken
@@ -196,20 +205,27 @@ class ReferenceBackend:
         soft_cap: float = 0.0,
         sinks: Sequence[float] | None = None,
         head_dim: int,
+        sink_tokens: int = 0,
+        rope: RopeTable | None = None,
     ) -> Matrix:
         """softmax(scale * q . k) . v over each row's visible positions, read from pages. [T, Q] -> [T, Q]."""
-        scoring = Scoring(scale, window, soft_cap, sinks)
+        scoring = Scoring(scale, window, soft_cap, sinks, sink_tokens)
+        if rope is not None:
+            check_sinks(sink_tokens, window, rope, batch.parent_rows)
         out: Matrix = []
         for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q)):
             if start == stop:
                 continue
             begin, first = batch.positions[start], scoring.first_visible(batch.positions[start])
-            lanes = self._read_lanes(batch, row, layer, first, begin + stop - start)
+            end = begin + stop - start
+            lanes = self._read_lanes(batch, row, layer, first, end) if first < end else []
+            sunk = self._read_lanes(batch, row, layer, 0, min(sink_tokens, end)) if sink_tokens else []
             parents = batch.parent_rows[row] if batch.parent_rows else ()
             for t in range(start, stop):
-                heads = split_heads(q[t], head_dim)
+                heads, position = split_heads(q[t], head_dim), batch.positions[t]
                 seen = path_lanes(lanes, begin - first, parents, t - start) if parents else lanes
-                out.append(attend(heads, batch.positions[t], first, seen, scoring))
+                turned = _turned_back(heads, scoring.turned_by(position), rope) if rope and sunk else ()
+                out.append(attend(heads, position, first, seen, scoring, sunk[: position + 1], turned))
         return out
 
     def copy_pages(self, kv: ListKVPool, pairs: Sequence[tuple[int, int]]) -> None:
@@ -352,6 +368,12 @@ def _rotate(x: Matrix, turns: Sequence[tuple[Vector, Vector]], head_dim: int) ->
         [y for head in split_heads(row, head_dim) for y in _rotate_head(head, cos, sin)]
         for row, (cos, sin) in zip(x, turns, strict=True)
     ]
+
+
+def _turned_back(heads: Sequence[Vector], by: int, rope: RopeTable) -> list[Vector]:
+    """Rotated queries as they are `by` positions nearer to the beginning."""
+    cos, sin = _turns(by, rope)
+    return [_rotate_head(list(head), cos, [-s for s in sin]) for head in heads]
 
 
 def _rotate_head(head: Vector, cos: Vector, sin: Vector) -> Vector:

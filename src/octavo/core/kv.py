@@ -111,8 +111,7 @@ class KVCacheManager(BranchTables):
 
         `max_chunk`: no step computes more tokens of it at once, so windowed groups need only their window and a chunk.
         """
-        columns = -(-num_tokens // self.page_size)
-        return sum(min(columns, self._most_columns(group, max_chunk, columns)) for group in self.groups)
+        return sum(group.most_columns(num_tokens, self.page_size, max_chunk) for group in self.groups)
 
     def capacity_tokens(self, max_chunk: int | None = None, num_branches: int = 1) -> int:
         """The most tokens of which so many branches alone fit into the pool; `max_chunk` as in `num_pages_needed`.
@@ -128,11 +127,6 @@ class KVCacheManager(BranchTables):
             fits = self.num_pages_needed(middle * self.page_size, max_chunk) <= pages
             low, high = (middle, high) if fits else (low, middle)
         return low * self.page_size
-
-    def _most_columns(self, group: KVGroup, max_chunk: int | None, columns: int) -> int:
-        if group.window == 0 or max_chunk is None:
-            return columns
-        return -(-group.sinks // self.page_size) + (group.window + max_chunk + self.page_size - 2) // self.page_size + 1
 
     def match_length(self, namespace: str, units: Sequence[int]) -> int:
         """Leading `units` that the prefix cache holds now; 0 where it is off."""

@@ -49,6 +49,13 @@ class KVGroup:
         per_token = self.num_kv_heads * (self.k_dim + self.v_dim) * DTYPE_BYTES[self.dtype]
         return (len(self.layers) + self.padded_layers) * per_token * page_size
 
+    def most_columns(self, num_tokens: int, page_size: int, max_chunk: int | None) -> int:
+        """Columns of so many tokens that hold a page at once, at most, if no step computes more than ``max_chunk``."""
+        columns = -(-num_tokens // page_size)
+        if self.window == 0 or max_chunk is None:
+            return columns
+        return min(columns, -(-self.sinks // page_size) + (self.window + max_chunk + page_size - 2) // page_size + 1)
+
     def needed_columns(self, num_tokens: int, page_size: int) -> tuple[int, int]:
         """Columns of the page table that positions >= num_tokens - 1 may still read: [0, sinks) and [first, ...).
 
@@ -62,12 +69,18 @@ class KVGroup:
 
 
 def make_kv_groups(
-    layer_windows: Sequence[int], num_kv_heads: int = 1, k_dim: int = 1, v_dim: int = 1, dtype: str = "fp32"
+    layer_windows: Sequence[int],
+    num_kv_heads: int = 1,
+    k_dim: int = 1,
+    v_dim: int = 1,
+    dtype: str = "fp32",
+    sinks: int = 0,
 ) -> tuple[KVGroup, ...]:
     """Group layers of equal window (0: global) into groups of equal layer count, with the least padding.
 
     Of the layer counts with the least padding the largest is taken: 15 windowed and 3 global layers make 6 groups of 3.
-    Groups are ordered by their first layer. Raises `InvalidInput` without layers or for a negative window.
+    Groups are ordered by their first layer. ``sinks``: first tokens that windowed layers keep.
+    Raises `InvalidInput` without layers or for a negative window.
     """
     if not layer_windows:
         raise InvalidInput("layer_windows", layer_windows, "give one window per layer")
@@ -83,6 +96,7 @@ def make_kv_groups(
             k_dim=k_dim,
             v_dim=v_dim,
             window=window,
+            sinks=sinks if window else 0,
             dtype=dtype,
             padded_layers=max(0, size - len(layers[start : start + size])),
         )

@@ -8,6 +8,7 @@ from typing import Any
 from octavo.backends.adapters import AdapterRoom
 from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
+from octavo.core.kv_eviction import StreamingLLM, parse_eviction
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
 from octavo.decoding.speculation import DRAFT_MODEL, METHODS, Proposer, Speculator, asked_of, make_speculator
 from octavo.engine.adapters import MAX_LORAS, MAX_RANK, check_name
@@ -43,6 +44,9 @@ class EngineConfig:
     format: str = _flag("auto", f"Weight format while running: {', '.join(FORMATS)}. {AUTO_RULE}")
     kv_dtype: str = _flag("auto", "How keys and values are kept: auto, fp32, bf16 or int8.")
     page_size: int = _flag(16, "Tokens in one KV page.")
+    kv_eviction: str = _flag(
+        "", "Forget, which changes answers: streaming_llm:sinks=4,window=1024 keeps that many tokens; empty: nothing."
+    )
     kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")
     host_kv_memory: str = _flag("", "Memory that keeps what the prefix cache evicts, such as 1GiB; empty: none.")
     disk_kv: str = _flag("", "Folder for what leaves --host-kv-memory, found again after a restart; empty: none.")
@@ -86,6 +90,7 @@ class EngineConfig:
         if self.backend in EXACT_BACKENDS:
             _one_of(f"format with backend={self.backend}", self.format, ("auto", "fp32"))
             _one_of(f"kv_dtype with backend={self.backend}", self.kv_dtype, ("auto", "fp32"))
+        self._check_eviction()
         make_policy(self.policy)
         self.speculator()
         _ = self.lookup, self.draft_model
@@ -116,6 +121,24 @@ class EngineConfig:
             raise InvalidInput("disk_kv", self.disk_kv, "give host_kv_memory as well: what leaves it goes to disk")
         if self.disk_kv != "":
             parse_size(self.disk_kv_memory, "disk_kv_memory")
+
+    def _check_eviction(self) -> None:
+        if self.eviction is None:
+            return
+        for name in ("host_kv_memory", "disk_kv"):
+            if getattr(self, name) != "":
+                raise InvalidInput(name, getattr(self, name), "leave it empty: kv_eviction has no prefix cache to keep")
+        asked = asked_of(self.speculative_config)
+        method = asked.get("method", self.speculative) or "draft_model" * ("model" in asked)
+        if method not in ("", "ngram", "suffix"):
+            raise InvalidInput("speculative", method, "give ngram or suffix beside kv_eviction")
+        if asked.get("tree"):
+            raise InvalidInput("speculative_config.tree", True, "leave it out: trees do not go with kv_eviction")
+
+    @property
+    def eviction(self) -> StreamingLLM | None:
+        """What is forgotten. Raises ``InvalidInput``."""
+        return parse_eviction(self.kv_eviction)
 
     @property
     def kv_bytes(self) -> int | None:

@@ -27,16 +27,24 @@ def _plain(value: object) -> Any:
 
 
 def numerics_id(
-    backend: str, *, weight_format: str, kv_dtype: str, ropes: Sequence[Any], layout: str = "single", verifier: str = ""
+    backend: str,
+    *,
+    weight_format: str,
+    kv_dtype: str,
+    ropes: Sequence[Any],
+    layout: str = "single",
+    verifier: str = "",
+    eviction: str = "",
 ) -> str:
     """A digest of all that decides rounding: equal ids, prompt, parameters and seed give equal bytes.
 
     ``ropes`` are the resolved tables of the layers. The interpreter's summation changed with Python 3.12, so it is in.
-    ``verifier``: other than the exact one, which changes no token.
+    ``verifier``: other than the exact one, which changes no token. ``eviction``: what is forgotten, if anything.
     """
     return _digest(
         {
             **({"verifier": verifier} if verifier else {}),
+            **({"eviction": eviction} if eviction else {}),
             "engine": __version__,
             "backend": backend,
             "sum": "compensated" if sys.version_info >= (3, 12) else "plain",

@@ -20,6 +20,7 @@ from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.disk_pages import TAIL_BYTES, DiskPages
 from octavo.engine.draft_model import check_draft, draft_proposer
+from octavo.engine.eviction import forgetful
 from octavo.engine.fixture import load_fixture
 from octavo.engine.formats import resolve_auto
 from octavo.engine.identity import model_digest
@@ -75,6 +76,8 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
         config = source.with_format(config, say)
         plan, max_seq_len, running = _plan(config, source, draft)
         say(plan.describe())
+        if config.eviction is not None:
+            say(f"lossy: {config.kv_eviction} changes answers; nothing is shared between requests")
         if running:
             say(running)
         parts = replace(source.load(config), lookup=config.lookup)
@@ -144,11 +147,11 @@ def _plan(config: EngineConfig, source: _Source, draft: _Draft | None) -> tuple[
     """The memory plan, the longest sequence, and how a compiled model will run (instruction set, formats)."""
     model_config = ModelConfig.from_dict(source.config)
     limit = model_config.max_position_embeddings
-    if config.max_seq_len > limit:
+    if config.max_seq_len > limit and config.eviction is None:
         raise InvalidInput(
             "max_seq_len", config.max_seq_len, f"the model's context is {limit} tokens; give at most that"
         )
-    max_seq_len = min(limit, config.max_seq_len or MAX_DEFAULT_CONTEXT)
+    max_seq_len = config.max_seq_len or min(limit, MAX_DEFAULT_CONTEXT)
     model, backend = source.compiled(config)
     running = model.describe() if hasattr(model, "describe") else ""
     beside = None if draft is None else draft.beside(model_config, backend)
@@ -160,6 +163,9 @@ def _compiled(config: EngineConfig, model: Any, backend: Any) -> tuple[Any, Any]
     if backend is None:
         backend = create_backend(config.backend, threads=config.threads)
     if hasattr(backend, "compile"):
+        if config.eviction is not None:
+            remedy = f"give --backend numpy or reference, or leave it empty: {backend.name} sees no sinks"
+            raise InvalidInput("kv_eviction", config.kv_eviction, remedy)
         settings = {"format": config.format, "kv_dtype": config.kv_dtype, "adapters": config.adapter_room}
         return backend.compile(model, **settings), backend
     if config.format not in ("auto", "fp32") or config.kv_dtype not in ("auto", "fp32"):
@@ -180,8 +186,12 @@ class _Source(ABC):
     def compiled(self, config: EngineConfig, backend: Any = None) -> tuple[Any, Any]:
         """The model as its backend runs it, and the backend: what was planned is what is loaded."""
         if config not in self._compiled:
-            self._compiled[config] = _compiled(config, build_model(ModelConfig.from_dict(self.config)), backend)
+            self._compiled[config] = _compiled(config, build_model(self.model_config(config)), backend)
         return self._compiled[config]
+
+    def model_config(self, config: EngineConfig) -> ModelConfig:
+        """The model's, as it runs: with what it forgets. Raises ``InvalidInput``."""
+        return forgetful(ModelConfig.from_dict(self.config), config.eviction)
 
     @abstractmethod
     def load(self, config: EngineConfig) -> ModelParts:
@@ -208,6 +218,7 @@ class _FixtureSource(_Source):
             format=config.format,
             kv_dtype=config.kv_dtype,
             adapters=config.adapter_room,
+            eviction=config.eviction,
             threads=config.threads,
         )
 
@@ -231,7 +242,7 @@ class _FileSource(_Source):
         return replace(config, format=kind)
 
     def load(self, config: EngineConfig) -> ModelParts:
-        model_config = ModelConfig.from_dict(self.config)
+        model_config = self.model_config(config)
         model, backend = self.compiled(config)
         shapes = {name: self.weights.info(name).shape for name in self.weights.names()}
         expected = model.weight_shapes()

@@ -208,13 +208,15 @@ def plan_memory(
     memory_fraction: float,
     default_cap: int,
     available: int | None,
+    sequence_pages: int | None = None,
     host_memory: int = 0,
     disk_buffers: int = 0,
 ) -> MemoryPlan:
     """Choose the number of KV pages.
 
     With ``kv_memory`` (bytes): that many bytes of pages. Otherwise enough for ``max_sequences`` full sequences, but at
-    most ``default_cap`` bytes and what ``memory_fraction`` of ``available`` leaves. One full sequence must fit.
+    most ``default_cap`` bytes and what ``memory_fraction`` of ``available`` leaves. One full sequence must fit
+    (``sequence_pages``; by default those of all its tokens).
     ``host_memory``: bytes of the host tier, in whole pages, beside all that, and ``disk_buffers`` pages.
     Raises ``InvalidInput`` with the numbers when it does not, or when the whole exceeds the budget.
     """
@@ -223,7 +225,7 @@ def plan_memory(
     if host_memory and not host_pages:
         raise InvalidInput("host_kv_memory", host_memory, f"give a page at least: {show_size(needs.page_bytes)}")
     fixed = needs.fixed + (host_pages + disk_buffers) * needs.page_bytes
-    one_sequence = math.ceil(max_seq_len / page_size) * num_groups
+    one_sequence = sequence_pages or math.ceil(max_seq_len / page_size) * num_groups
     if kv_memory is not None:
         pages = kv_memory // needs.page_bytes
     else:

@@ -17,11 +17,13 @@ from octavo.backends.host_pages import HostPages
 from octavo.backends.quantization import QuantConfig, QuantizedTensor, quantize
 from octavo.core.errors import InvalidInput
 from octavo.core.kv import KVCacheManager
+from octavo.core.kv_eviction import StreamingLLM
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.engine.adapters import AdapterTable
 from octavo.engine.core import EngineCore
 from octavo.engine.disk_pages import DiskPages
+from octavo.engine.eviction import forgetful
 from octavo.engine.fixture import Fixture
 from octavo.engine.forcing import Forcing
 from octavo.engine.identity import model_digest, namespace, numerics_id
@@ -60,9 +62,13 @@ class ModelParts:
         """Equal ids promise equal bytes."""
         name = getattr(self.backend, "numerics_name", self.backend.name)
         kv_dtype = self.model.kv_groups()[0].dtype
-        verifier = f"residual {self.lookup}" if self.lookup else ""
         return numerics_id(
-            name, weight_format=self.weight_format, kv_dtype=kv_dtype, ropes=self.model.ropes, verifier=verifier
+            name,
+            weight_format=self.weight_format,
+            kv_dtype=kv_dtype,
+            ropes=self.model.ropes,
+            verifier=f"residual {self.lookup}" if self.lookup else "",
+            eviction=f"{self.config.window_sinks} {self.config.layer_windows}" if self.config.window_sinks else "",
         )
 
     def namespace(self, salt: str = "", adapter: str = "") -> str:
@@ -110,6 +116,7 @@ def build_core(
 
     ``host_pages``: pages of host memory for what the cache evicts. ``open_disk(bytes of a page, layout)``: where they
     go from there, if anywhere. ``overlap``: a step runs while the next is planned. ``adapters``: how many there may be.
+    A model that forgets has no prefix cache: what a token's keys are depends on what was forgotten before it.
     """
     groups = parts.model.kv_groups()
     pool = parts.backend.allocate_kv(num_pages, page_size, groups)
@@ -127,7 +134,7 @@ def build_core(
         page_size,
         groups,
         store=pool,
-        enable_prefix_cache=prefix_cache,
+        enable_prefix_cache=prefix_cache and not parts.config.window_sinks,
         host_pages=host_pages,
         disk_pages=0 if disk is None else disk.num_pages,
         disk_columns=() if disk is None else disk.found,
@@ -235,13 +242,14 @@ def parts_from_fixture(
     format: str = "auto",
     kv_dtype: str = "auto",
     adapters: AdapterRoom | None = None,
+    eviction: StreamingLLM | None = None,
     **options: Any,
 ) -> ModelParts:
     """The fixture's model on a backend; with ``quantization`` its matrices are packed integers (``reference`` only).
 
     ``format``, ``kv_dtype``, ``adapters`` and ``options`` (isa, threads) are for compiled backends.
     """
-    config = ModelConfig.from_dict(fixture.config)
+    config = forgetful(ModelConfig.from_dict(fixture.config), eviction)
     model, ops = build_model(config), create_backend(backend, **options)
     shapes = {name: _shape(values) for name, values in fixture.weights.items()}
     check_tensors(shapes, model.weight_shapes(), config.tie_word_embeddings)

@@ -75,10 +75,13 @@ def plan_for(
             draft_model=_weight_bytes(draft, width) + sum(step),
             draft_page_bytes=-(-pages // len(model.kv_groups())),
         )
+    groups = model.kv_groups()
+    chunk = config.max_prefill_chunk if config.eviction else None  # what is forgotten needs no page
     return plan_memory(
         needs,
         page_size=config.page_size,
-        num_groups=len(model.kv_groups()),
+        num_groups=len(groups),
+        sequence_pages=sum(group.most_columns(max_seq_len, config.page_size, chunk) for group in groups),
         max_seq_len=max_seq_len,
         max_sequences=config.max_running_requests,
         kv_memory=config.kv_bytes,

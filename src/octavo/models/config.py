@@ -94,6 +94,7 @@ class ModelConfig:
     rope: RopeConfig = field(default_factory=RopeConfig)
     rope_local: RopeConfig | None = None  # windowed layers; None: as the others
     layer_windows: tuple[int, ...] = ()  # tokens that a layer sees; 0: all. Empty: all, on every layer
+    window_sinks: int = 0  # of the first tokens, that windowed layers see as well: lossy eviction, of no checkpoint
     attention_bias: bool = False  # on q, k, v
     output_bias: bool = False  # on the projection after attention
     mlp_bias: bool = False

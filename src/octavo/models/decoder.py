@@ -82,7 +82,7 @@ class Decoder(ABC):
     def kv_groups(self, dtype: str = "fp32") -> tuple[KVGroup, ...]:
         """The KV groups of the page tables: layers with equal windows share pages (`core.kv_groups`)."""
         c = self.config
-        return make_kv_groups(c.layer_windows, c.num_kv_heads, c.head_dim, c.head_dim, dtype)
+        return make_kv_groups(c.layer_windows, c.num_kv_heads, c.head_dim, c.head_dim, dtype, c.window_sinks)
 
     def hidden(self, ops: Any, w: Weights, batch: Any) -> Any:
         """Final hidden states `[T, H]`, normalised, of every token row; writes the batch's K and V on the way."""
@@ -119,9 +119,10 @@ class Decoder(ABC):
             k = ops.qk_norm(k, w[f"{prefix}self_attn.k_norm.weight"], c.rms_norm_eps, head_dim=dim)
         q, k = ops.rope(q, k, batch, rope=self.ropes[layer], head_dim=dim)
         ops.write_kv(k, v, batch, layer=layer)
-        window = c.layer_windows[layer]
+        sinks = {"sink_tokens": c.window_sinks, "rope": self.ropes[layer]} if c.window_sinks else {}
+        window, cap = c.layer_windows[layer], c.attn_soft_cap
         seen = ops.attention(
-            q, batch, layer=layer, scale=c.query_scale, window=window, soft_cap=c.attn_soft_cap, head_dim=dim
+            q, batch, layer=layer, scale=c.query_scale, window=window, soft_cap=cap, head_dim=dim, **sinks
         )
         return project(ops, w, f"{prefix}self_attn.o_proj", seen, c.output_bias, batch)
 

@@ -1,0 +1,114 @@
+"""Lossy eviction: which tokens keep their K/V when not all may. Scores come in, kept places go out, ascending.
+
+None of it is ever on by default: what is dropped changes what a model says. A place is an index into what is cached
+now, the oldest first. Where scores tie the older place is kept, so that the answer depends on the arguments alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.errors import InvalidInput
+
+__all__ = ["StreamingLLM", "heavy_hitters", "kept_after_prompt", "parse_eviction", "pooled", "sinks_and_recent"]
+
+_MOST = 1 << 27  # tokens
+
+Places = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StreamingLLM:
+    """What an engine may keep of each sequence: its first tokens and the last ones (`sinks_and_recent`).
+
+    Token p sees the first ``sinks`` and the ``window`` up to itself, so pages between are free, whatever the length.
+    """
+
+    sinks: int = 4
+    window: int = 1024  # the token itself included
+
+    def __post_init__(self) -> None:
+        for name, most in (("sinks", 64), ("window", _MOST)):
+            if not 1 <= getattr(self, name) <= most:
+                raise InvalidInput(f"kv_eviction: {name}", getattr(self, name), f"give 1 to {most}")
+
+
+def parse_eviction(text: str) -> StreamingLLM | None:
+    """``streaming_llm:sinks=4,window=1024`` (numbers as in `StreamingLLM` where not given); empty: None.
+
+    Raises ``InvalidInput`` for what cannot be done while requests are served.
+    """
+    if not text:
+        return None
+    method, _, rest = text.partition(":")
+    if method in ("h2o", "snapkv"):
+        remedy = "is measured by benchmarks/lossy_kv.py, not served: kernels do not hand out weights; use streaming_llm"
+        raise InvalidInput("kv_eviction", text, f"{method} {remedy}")
+    if method != "streaming_llm":
+        raise InvalidInput("kv_eviction", text, "give streaming_llm:sinks=4,window=1024, or nothing")
+    numbers: dict[str, int] = {}
+    for item in rest.split(",") if rest else ():
+        name, _, value = item.partition("=")
+        if name not in ("sinks", "window") or name in numbers or not value.isdecimal() or len(value) > 9:
+            raise InvalidInput("kv_eviction", item, "give each number once: streaming_llm:sinks=4,window=1024")
+        numbers[name] = int(value)
+    return StreamingLLM(**numbers)
+
+
+def sinks_and_recent(count: int, sinks: int, recent: int) -> Places:
+    """Of ``count`` cached tokens the first ``sinks`` and the last ``recent``; without sinks a plain window.
+
+    The first tokens take what attention has to spare, whatever they say: a window without them collapses once they are
+    gone. Whoever uses this lets the sinks stay as near as the cache is long: positions count within the cache
+    (StreamingLLM: Xiao et al., 2023).
+    """
+    _counts(count=count, sinks=sinks, recent=recent)
+    first = max(min(sinks, count), count - recent)
+    return (*range(min(sinks, count)), *range(first, count))
+
+
+def heavy_hitters(scores: Sequence[float], heavy: int, recent: int) -> Places:
+    """The last ``recent`` tokens and, of those before them, the ``heavy`` that attention has looked at most.
+
+    ``scores``: of each cached token the attention weight summed over all queries so far (and over the query heads that
+    share its key). One that is dropped never comes back (H2O: Zhang et al., 2023).
+    """
+    _counts(heavy=heavy, recent=recent)
+    first = max(0, len(scores) - recent)
+    return (*_highest(scores[:first], heavy), *range(first, len(scores)))
+
+
+def kept_after_prompt(scores: Sequence[float], capacity: int, window: int, kernel: int = 5) -> Places:
+    """Of a prompt's tokens at most ``capacity``: the last ``window`` and those that they looked at most.
+
+    ``scores``: of each token the attention weight summed over the queries of the last ``window`` tokens. It is averaged
+    over ``kernel`` (odd) neighbours first, so that what stands around a token stays with it. What is decoded later is
+    all kept (SnapKV: Li et al., 2024). Raises ``InvalidInput`` for a window above the capacity or an even kernel.
+    """
+    _counts(capacity=capacity, window=window)
+    if window > capacity:
+        raise InvalidInput("window", window, f"give at most the capacity, {capacity}")
+    if len(scores) <= capacity:
+        return tuple(range(len(scores)))
+    first = len(scores) - window
+    return (*_highest(pooled(scores[:first], kernel), capacity - window), *range(first, len(scores)))
+
+
+def pooled(scores: Sequence[float], kernel: int) -> list[float]:
+    """The mean of the ``kernel`` scores around each; beyond the ends they are 0. Raises ``InvalidInput``."""
+    if kernel < 1 or kernel % 2 == 0:
+        raise InvalidInput("kernel", kernel, "give an odd number of at least 1")
+    reach = kernel // 2
+    return [sum(scores[max(0, at - reach) : at + reach + 1]) / kernel for at in range(len(scores))]
+
+
+def _highest(scores: Sequence[float], most: int) -> list[int]:
+    order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
+    return sorted(order[:most])
+
+
+def _counts(**given: int) -> None:
+    for name, value in given.items():
+        if value < 0:
+            raise InvalidInput(name, value, "give a whole number of at least 0")
