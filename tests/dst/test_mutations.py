@@ -28,6 +28,7 @@ def test_every_invariant_has_a_defect_that_the_sources_can_have():
 
 def test_the_page_lists_what_there_is():
     page = (ROOT / "docs" / "simulation.md").read_text("utf-8")
+    assert f"({len(MUTATIONS)} of {len(MUTATIONS)} seen)" in page
     for each in MUTATIONS:
         assert f"| {each.invariant} | {each.what} |" in page
     for name in sorted(WATCHED) + [f"`{name}`" for name in SWITCHES]:
