@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="ngram")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--format", default="auto", help="of the model's weights")
+    parser.add_argument("--temperature", type=float, help="0 for a copy, 0.8 for a story")
     parser.add_argument("--most", type=int, default=8, help="drafts of a sequence in one step")
     parser.add_argument("--draft-model", default="", help="in place of --method")
     parser.add_argument("--quantization", default="auto", help="format of the draft model")
@@ -56,7 +57,7 @@ def main() -> None:
     prompts = [
         encode_chat(llm.tokenizer, [{"role": "user", "content": ask}]) for ask in asks(asked.task, asked.streams)
     ]
-    temperature = 0.0 if asked.task == "copy" else 0.8
+    temperature = asked.temperature if asked.temperature is not None else 0.0 if asked.task == "copy" else 0.8
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=asked.tokens, ignore_eos=True)
     rates: dict[bool, list[float]] = {False: [], True: []}
     said = None

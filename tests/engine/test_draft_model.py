@@ -211,7 +211,7 @@ def test_prompts_are_found_again_within_a_namespace_only() -> None:
     assert proposer.kv.usage().pages.cached == 0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_nothing_leaks_and_no_byte_changes_in_random_runs(dice: random.Random) -> None:
     """Preempted, cancelled, failing steps, too few pages for drafts, restarts: the same bytes, and nothing is left."""

@@ -329,4 +329,4 @@ def _opened_draft(config: EngineConfig, say: Say) -> Iterator[_Draft | None]:
         yield None
         return
     with _opened(asked) as source:
-        yield _Draft(source.with_format(asked, say), source)
+        yield _Draft(source.with_format(asked, lambda line: say(f"draft model: {line}")), source)
