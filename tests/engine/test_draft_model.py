@@ -79,7 +79,7 @@ def assert_nothing_left(proposer: DraftModelProposer) -> None:
     usage = proposer.kv.usage()
     assert (usage.num_branches, usage.pages.referenced, usage.pages.ticketed) == (0, 0, 0)
     assert not proposer._branches
-    assert sorted(proposer._free_slots) == list(range(len(proposer._free_slots)))
+    assert sorted(proposer._free_slots) == sorted(proposer._tables._lists)  # all that were ever in use
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -165,16 +165,24 @@ def test_drafts_follow_from_the_tokens_alone_however_they_came() -> None:
     proposer, dice, ids = proposer_of("noisy"), random.Random(1), [4, 9, 31]
     proposer.open(("a", 0), "", 3)
     kept = Counter[int]()
-    while len(ids) < 44:
+    while len(ids) < 54:
         drafts = list(proposer.propose(("a", 0), ids, dice.randint(1, 6)))
         assert drafts == greedy_by_hand(ids, len(drafts))
         right = dice.randint(0, len(drafts))
         kept[right] += 1
         ids += [*drafts[:right], dice.randrange(3, 56)]
-        if dice.random() < 0.2:
-            ids += [dice.randrange(3, 56) for _ in range(dice.randint(1, 34))]  # steps without drafts
+        if dice.random() < 0.5:  # steps without drafts: few, and so many that they are read apart
+            ids += [dice.randrange(3, 56) for _ in range(dice.choice((1, 2, 3, 34)))]
         proposer.kv.audit()
     assert len(kept) > 2
+
+
+def test_no_draft_lies_beyond_the_longest_sequence() -> None:
+    proposer = proposer_of("noisy", max_seq_len=12)
+    proposer.open(("a", 0), "", 3)
+    for known, drafts in ((9, 4), (11, 2), (12, 1), (13, 0), (60, 0)):  # the last draft is not read
+        assert len(proposer.propose(("a", 0), ([4, 9, 31] * 20)[:known], 8)) == drafts
+    assert proposer.kv.usage().pages.referenced <= 3
 
 
 def test_pages_behind_wrong_drafts_are_given_back() -> None:
