@@ -324,7 +324,7 @@ WILLING = THINKS.replace("<think>\n{#", "{# <think>")  # the prompt opens no tho
 
 def asked_for(body: dict[str, Any], template: str, said: str = "x") -> tuple[SamplingParams, dict[str, Any]]:
     """What the engine is given, and the message that comes of what it says."""
-    asked = engine(said, template)
+    asked = FakeEngine(answer=said, tokenizer=thinker(template), vocab_size=259)
     answer = post(CHAT, {"messages": USER, **body}, engine=asked)
     assert answer.status_code == 200, answer.text
     return asked.asked[0][1], answer.json()["choices"][0]["message"]
@@ -346,8 +346,24 @@ def test_thoughts_may_come_before_a_format_of_the_answer() -> None:
         params, message = asked_for({**form, **more}, template, said)
         assert params.grammar == Grammar("json_object") and message["content"] == said
         assert "reasoning_content" not in message
+    for template, plain in ((WILLING, True), (THINKS, False)):  # where no token opens thoughts
+        several = engine("x", template)
+        assert post(CHAT, {"messages": USER, **form}, engine=several).status_code == 200
+        assert (several.asked[0][1].grammar == Grammar("json_object")) == plain
     begun = {"messages": [*USER, {"role": "assistant", "content": "{"}], "continue_final_message": True}
     assert asked_for({**form, **begun}, THINKS.replace("<think>\n", ""))[0].grammar == Grammar("json_object")
+
+
+def test_thoughts_that_a_turn_has_begun_go_on() -> None:
+    for said, thought in (("<think>so", True), ("<think>so</think>", False), ("so", False)):
+        turns = [*USER, {"role": "assistant", "content": said}]
+        body = {"messages": turns, "continue_final_message": True}
+        for form in ({}, {"guided_regex": ".*"}):
+            params, message = asked_for({**body, **form}, TURNS_OF + "{# <think> #}", "b</think>c")
+            assert (message.get("reasoning_content"), message["content"]) == (
+                ("b", "c") if thought else (None, "b</think>c")
+            )
+            assert not form or (params.grammar is not None and bool(params.grammar.before) == thought)
 
 
 def test_a_format_and_a_budget_of_thought_go_together() -> None:
@@ -369,7 +385,7 @@ def test_a_schema_that_nobody_insists_on_is_said_not_to_be_enforced() -> None:
             answer = post(CHAT, {"messages": USER, **body}, engine=asked, tool_call_parser=dialect)
             assert answer.headers["x-octavo-warnings"] == place, answer.text
             (warning,) = answer.json()["warnings"]
-            assert ("not" if schema is odd else "anyOf") in warning["message"]
+            assert ("not" if schema is odd else "anyOf") in warning["message"] and ".." not in warning["message"]
             grammar = asked.asked[0][1].grammar
             assert grammar is not None and '"integer"' in grammar.source  # the other one is enforced
         strict = [{"type": "function", "function": {**functions[0], "strict": True}}]
@@ -643,6 +659,8 @@ def test_effort_is_spelled_in_every_api() -> None:
     assert effort(template, **responses, reasoning={"effort": "high"}) == ("[high]hé<think>", None, "")
     summed = effort(template, **responses, reasoning={"effort": "low", "summary": "auto"})
     assert summed == ("[low]hé<think>", None, "reasoning.summary")
+    many = {"input": "a", "reasoning": {f"x{number}": 1 for number in range(1000)}}
+    assert len(post("/v1/responses", many, engine=engine("x")).json()["warnings"]) == 16
     messages = {"path": "/v1/messages", "max_tokens": 9}
     assert effort(template, **messages, output_config={"effort": "max"}) == ("[max]hé<think>", None, "")
     assert effort(template, **messages, thinking={"type": "adaptive"}) == ("[medium]hé<think>", None, "")

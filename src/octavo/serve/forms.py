@@ -18,7 +18,7 @@ from octavo.decoding.grammar.definition import definition
 from octavo.decoding.pieces import Piece, Whole, whole
 from octavo.decoding.reasoning import ReasoningFormat, format_named, format_of
 from octavo.decoding.reasoning.counter import ThoughtCounter
-from octavo.decoding.reasoning.grammar import closing_token, thoughts_grammar
+from octavo.decoding.reasoning.grammar import closing_token, opening_token, thoughts_grammar
 from octavo.decoding.tools import ToolDialect
 from octavo.decoding.tools.grammar import Tool, check_tool
 from octavo.serve.config import ServeConfig
@@ -124,11 +124,12 @@ def _behind_thoughts(
     budget: int | None,
 ) -> tuple[AnswerForm, SamplingParams]:
     """A format of the answer: thoughts may come first, where the prompt leaves room for any, and are kept apart."""
-    over = form.reasoning is None or form.reasoning.is_closed(_end_of(prompt, tokenizer))
-    is_begun = body.continue_final_message and not form.is_open
-    if form.reasoning is None or over or is_begun or body.separate_reasoning is False:
+    marks, wanted = form.reasoning, form.is_open or budget is not None
+    if marks is None or marks.is_closed(_end_of(prompt, tokenizer)) or body.separate_reasoning is False:
         return PLAIN, params  # it is a word of its grammar: a mark in it marks nothing
-    before = thoughts_grammar(form.reasoning, tokenizer, is_open=form.is_open, budget=budget)
+    if not wanted and (body.continue_final_message or opening_token(marks, tokenizer) is None):
+        return PLAIN, params  # a mark of several tokens is begun too easily by a model that would not think
+    before = thoughts_grammar(marks, tokenizer, is_open=form.is_open, budget=budget)
     params = reading_marks(params, form, tokenizer)
     return form, replace(params, grammar=replace(grammar, before=before))
 
@@ -173,7 +174,8 @@ async def _enforced(order: Order, asked: ToolsAsked, dialect: ToolDialect, tool:
         if asked.must or tool.name in asked.strict:
             raise ApiError(400, f"{param}: {reason.rstrip('.')}.", param=param, code="invalid_grammar") from error
         place = f"{param}[{asked.tools.index(tool)}]"
-        warn(order.warnings, place, f"the schema is not enforced, calls of {tool.name} may not fit it: {reason}")
+        reason = f"the schema is not enforced, calls of {tool.name} may not fit it: {reason.rstrip('.')}"
+        warn(order.warnings, place, reason)
         return replace(tool, parameters={"type": "object"})
     return tool
 
@@ -183,12 +185,18 @@ def answer_form(body: Any, prompts: Sequence[Prompt], model: TextModel, config: 
     if not isinstance(body, ChatRequest):
         return PLAIN
     asked, marks = tools_asked(body), reasoning_format(model.tokenizer, config)
-    opened = marks is not None and marks.is_open(_end_of(prompts[0], model.tokenizer))
+    opened = marks is not None and (marks.is_open(_end_of(prompts[0], model.tokenizer)) or _thinks_on(body, marks))
     if asked is None:
         return AnswerForm(marks, opened)
     names = {tool.name: tool.parameters for tool in asked.callable}
     most = None if asked.parallel else 1
     return AnswerForm(marks, opened, tool_dialect(model.tokenizer, config), names, False, most)
+
+
+def _thinks_on(body: ChatRequest, marks: ReasoningFormat) -> bool:
+    """Whether a conversation ends within a turn that is gone on with, and that within thoughts."""
+    last = body.messages[-1] if body.continue_final_message and body.messages else {}
+    return isinstance(last.get("content"), str) and marks.goes_on(last["content"])
 
 
 def _end_of(prompt: Prompt, tokenizer: Tokenizer) -> str:

@@ -21,6 +21,10 @@ class ReasoningFormat:
         """Whether a prompt leaves the block open, so that what follows is thought."""
         return prompt.rstrip().endswith(self.opens.rstrip())
 
+    def goes_on(self, text: str) -> bool:
+        """Whether a text that is gone on with ends within thoughts."""
+        return text.rfind(self.opens) > text.rfind(self.closes)
+
     def is_closed(self, prompt: str) -> bool:
         """Whether a prompt ends with thoughts that are over, so that what follows is the answer."""
         return prompt.rstrip().endswith(self.closes.rstrip())

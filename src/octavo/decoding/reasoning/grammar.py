@@ -8,7 +8,7 @@ from octavo.core.errors import InvalidInput
 from octavo.decoding.reasoning.formats import ReasoningFormat
 from octavo.tokenizers.base import Tokenizer
 
-__all__ = ["closing_token", "thoughts_grammar"]
+__all__ = ["closing_token", "opening_token", "thoughts_grammar"]
 
 
 def thoughts_grammar(marks: ReasoningFormat, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> str:
@@ -17,7 +17,7 @@ def thoughts_grammar(marks: ReasoningFormat, tokenizer: Tokenizer, *, is_open: b
     With a ``budget`` there are thoughts, of at most so many tokens: whatever the tokens are, behind the last of them
     only the closing mark is allowed. That needs a mark of one token. Raises ``InvalidInput``.
     """
-    opens, closes = _token(marks.opens, tokenizer), closing_token(marks, tokenizer)
+    opens, closes = opening_token(marks, tokenizer), closing_token(marks, tokenizer)
     if budget is not None and closes is None:
         raise InvalidInput("thinking_token_budget", budget, f"{marks.closes} is no single token here; use max_tokens")
     opening = json.dumps(marks.opens) if opens is None else f"<[{opens}]>"
@@ -29,6 +29,11 @@ def thoughts_grammar(marks: ReasoningFormat, tokenizer: Tokenizer, *, is_open: b
         body = f"block: {'' if budget == 0 else f'<[^{forbidden}]>{most}'} <[{closes}]>"
     begun = "thinking" if is_open else f"{opening} thinking" if budget is not None else f"({opening} thinking)?"
     return "\n".join([f"thoughts: {begun}", "thinking: block BLANK", body, "BLANK: /\\n{0,2}/"])
+
+
+def opening_token(marks: ReasoningFormat, tokenizer: Tokenizer) -> int | None:
+    """The token that begins thoughts, if it is one."""
+    return _token(marks.opens, tokenizer)
 
 
 def closing_token(marks: ReasoningFormat, tokenizer: Tokenizer) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
@@ -34,6 +35,7 @@ from octavo.serve.text_work import encoding
 
 __all__ = ["NAMES", "ResponsesRequest", "routes"]
 
+_MOST_NAMED = 16  # names that have no effect
 _CACHED = "prefixes are cached and found again by themselves"
 _SEVERAL = "this server has several front ends, and keeps no responses; it would with --apis 1"
 _LOGPROBS = "message.output_text.logprobs"
@@ -214,9 +216,9 @@ def _check(asked: ResponsesRequest, warnings: Warnings) -> None:
         raise invalid("background", "needs the response to be stored; leave store out")
     if any(name != _LOGPROBS for name in asked.include or ()):
         note(warnings, "include", f"only {_LOGPROBS} can be included; there is nothing else of its kind here")
-    for name, value in (asked.reasoning or {}).items():
-        if name != "effort" and not is_empty(value):
-            note(warnings, f"reasoning.{safe_name(name)}", "thoughts come whole, as reasoning_text, in every mode")
+    others = (name for name, value in (asked.reasoning or {}).items() if name != "effort" and not is_empty(value))
+    for name in islice(others, _MOST_NAMED):
+        note(warnings, f"reasoning.{safe_name(name)}", "thoughts come whole, as reasoning_text, in every mode")
     check_metadata(asked.metadata)
 
 
