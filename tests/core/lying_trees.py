@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from octavo.core.batch import RowResult, ScheduledRow
 from octavo.core.draft_tree import DraftTree
+from octavo.core.speculation import drawn_path
 
 Path = tuple[int, ...]
 
@@ -32,4 +34,11 @@ def lying_tree(
         token = rest[0] if is_right else may[roll(len(may))]
         if (*path, token) not in paths:
             paths.append((*path, token))
+    places = sorted((len(path), roll(1 << 16), at) for at, path in enumerate(paths))  # lies before and behind the truth
+    paths = [paths[at] for _, _, at in places]
     return DraftTree(tuple(path[-1] for path in paths[1:]), tuple(paths.index(path[:-1]) - 1 for path in paths[1:]))
+
+
+def is_moved(row: ScheduledRow, outcome: RowResult) -> bool:
+    """True where drafts that were drawn were not the first ones, so that what they wrote had to move."""
+    return any(place != depth for depth, place in enumerate(drawn_path(row, outcome)))

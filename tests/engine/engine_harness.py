@@ -100,7 +100,8 @@ class Oracle:
             known, count = branch.num_output_tokens, self.dice.randint(0, self.most)
             right = [*self.said(*branch.key), *([3] * count)][known : known + count]
             if self.trees and self.dice.random() < 0.8:
-                found[branch.key] = lying_tree(right, count, self.lies, self.dice.randrange, self.allowed(branch))
+                right, dice = self.said(*branch.key)[known:], self.dice.randrange
+                found[branch.key] = lying_tree(right, self.most + 2, self.lies, dice, self.allowed(branch))
                 continue
             found[branch.key] = [t if self.dice.random() * 8 >= self.lies else self.dice.randrange(50) for t in right]
         return found

@@ -29,6 +29,7 @@ from engine_harness import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lying_trees import is_moved
 
 from octavo.core.errors import RowError
 from octavo.core.grammar import Grammar
@@ -237,10 +238,11 @@ class Run:
             self.seen["no_write"] += any(row.flags.no_write for row in decision.rows)
             self.seen["copies"] += bool(decision.copies)
             self.seen["drafts"] += any(row.num_drafts for row in decision.rows)
-            self.seen["trees"] += any(row.flags.parent_rows for row in decision.rows)
             self.seen["preemptions"] += len(decision.preemptions)
             if trouble is None:
-                return execute(decision)
+                result = execute(decision)
+                self.seen["moved drafts"] += any(map(is_moved, decision.rows, result.rows))
+                return result
             self.seen[trouble.kind] += 1
             if trouble.kind == "row error":
                 row = trouble.target % len(decision.rows)
@@ -357,7 +359,7 @@ def test_tokens_and_logprobs_depend_on_nothing_else() -> None:
     if SCHEDULES < 300:
         return
     # a guard that never met its danger proves nothing
-    dangers = ("forced preemption", "preemptions", "prefix hits", "copies", "no_write", "drafts", "trees")
+    dangers = ("forced preemption", "preemptions", "prefix hits", "copies", "no_write", "drafts", "moved drafts")
     for kind in (*TROUBLES[:1], *TROUBLES[2:], *dangers):
         assert seen[kind] > 0, (kind, seen)
 
