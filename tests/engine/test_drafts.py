@@ -142,8 +142,8 @@ def test_a_request_chooses_its_verifier(backend: str) -> None:
     assert said["exact"] == said[None] != said["residual"]
     assert said["residual"] == alone("llama", PROMPT, DRAWN, backend=backend, lookup=(2, 6))
     assert said["exact"] == alone("llama", PROMPT, exact, backend=backend, lookup=LOOKUP)
-    for method in ("", "suffix", "ngram"):
-        core, collector = make_core(backend=backend, page_size=16), Collector()
+    for method, chunk in (("", 3), ("suffix", 16), ("ngram", 5)):
+        core, collector = make_core(backend=backend, page_size=16, max_prefill_chunk=chunk), Collector()
         core.speculator = make_speculator(method, 3, 1, 3, adapts=False)
         for name in ("exact", "residual"):
             core.submit(make_request(name, PROMPT, plain[name]), 0.0)

@@ -120,10 +120,10 @@ class ModelRunner:
 
         Then the step runs again in the general way: what it writes is the same.
         """
-        if self._arrays is None or self._residual:
+        if self._arrays is None:
             return None
         slots = [self._slot(row) for row in rows.others]
-        if any(row.flags.prompt_logprobs >= 0 for row in rows.others):
+        if self._residual or any(row.flags.prompt_logprobs >= 0 for row in rows.others):
             return None
         for index, deltas in rows.page_deltas.items():
             self._place(rows.slots[index], deltas)
