@@ -14,7 +14,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -77,7 +77,7 @@ def requests(words: Sequence[str], seed: int, count: int = 64) -> list[Asked]:
     return [Asked("".join(rng.choice(words) for _ in range(size)), size, output) for size, output in pairs]
 
 
-async def ask(url: str, model: str, wanted: Asked) -> Answer:
+async def ask(url: str, model: str, wanted: Asked, saw_gap: Callable[[float], None] = lambda seconds: None) -> Answer:
     """One streamed answer over a connection of its own. Raises LoadFailed, OSError."""
     body = {
         "model": model,
@@ -102,8 +102,11 @@ async def ask(url: str, model: str, wanted: Asked) -> Answer:
         if b" 200 " not in status.split(b"\r\n")[0]:
             raise LoadFailed(f"{url}: {(status + await reader.read(300)).decode(errors='replace')}")
         async for line in _lines(reader):
+            before = len(answer.pieces)
             if _take(answer, line):
                 return answer
+            if len(answer.pieces) > max(before, 1):
+                saw_gap(answer.pieces[-1] - answer.pieces[-2])
     finally:
         writer.close()
     raise LoadFailed(f"{url}: the stream broke off after {len(answer.pieces)} pieces")
