@@ -156,6 +156,18 @@ def test_a_request_chooses_its_verifier(backend: str) -> None:
         assert [collector.choices["after", choice] for choice in range(2)] == said[None]
 
 
+@pytest.mark.parametrize("backend", [name for name in ("reference", "native") if name in available_backends()])
+def test_the_first_token_is_drawn_by_the_verifier_asked_for(backend: str) -> None:
+    """Of a prompt that is read in one step as of one in three."""
+    core, collector = make_core(backend=backend, page_size=16, max_prefill_chunk=3, prefix_cache=False), Collector()
+    asked = SamplingParams(temperature=1.5, max_tokens=1, ignore_eos=True, speculative_verifier="residual")
+    for seed in range(6):
+        core.submit(make_request(str(seed), PROMPT, replace(asked, seed=seed)), 0.0)
+    run_to_end(core, collector)
+    for seed in range(6):
+        assert [collector.choices[str(seed), 0]] == alone("llama", PROMPT, replace(asked, seed=seed), backend=backend)
+
+
 def test_a_greedy_request_is_the_same_by_either_verifier() -> None:
     greedy = replace(PARAMS, max_tokens=12)
     assert alone("llama", PROMPT, greedy) == alone("llama", PROMPT, replace(greedy, speculative_verifier="residual"))
