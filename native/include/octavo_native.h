@@ -22,6 +22,7 @@ typedef struct octavo_program octavo_program; /* a forward pass, ready to run */
 typedef struct octavo_adapters octavo_adapters; /* low-rank adapters of a model, by place */
 
 OCTAVO_API int32_t octavo_abi_version(void);
+OCTAVO_API int32_t octavo_most_sink_tokens(void); /* of an ATTENTION; a library without this function has none */
 OCTAVO_API const char* octavo_kernel_version(void); /* changes whenever a kernel's rounding does */
 OCTAVO_API const char* octavo_error(void);          /* the last failure of this thread */
 
@@ -134,7 +135,9 @@ enum { /* octavo_op.code; in, out: buffers; w: weights; all OCTAVO_NONE where no
   OCTAVO_SELECT = 7,     /* out0 [R] = in0 [T] at logit_rows */
   OCTAVO_ROPE_KV = 8,    /* in0 q, in1 k: head norms w0, w1 (eps f0), rotated in place; then k and v (in2) to pages.
                             i0 rope table, i1 layer, i2 head_dim */
-  OCTAVO_ATTENTION = 9,  /* out0 = attention(q in0); i1 layer, i2 head_dim, i3 window, f0 scale, f1 soft cap, w0 sinks */
+  OCTAVO_ATTENTION = 9,  /* out0 = attention(q in0); i1 layer, i2 head_dim, i3 window, f0 scale, f1 soft cap, w0 sinks;
+                            i4 sink tokens that a window leaves in sight, i5 the rope table that q is turned back by for them.
+                            All attention of a program has the same window then */
   OCTAVO_MOE = 10,       /* out0 = (in1 +) experts of in0, normed as in LINEAR; in2 router logits [T, E]. i0 first of its
                             `extra` entries (E gate/up pairs, then E downs), i1 E, i2 top_k, i3 normalize, i4 epilogue */
   OCTAVO_LORA = 11, /* after a LINEAR of the same x (in0, w8, f0): what adapters add to its outputs in1..in3, for targets

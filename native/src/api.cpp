@@ -104,6 +104,7 @@ const char* wrong_draws(const float* logits, int64_t rows, int64_t stride, int64
 
 }  // namespace
 
+int32_t octavo_most_sink_tokens(void) { return 64; }
 int32_t octavo_abi_version(void) { return OCTAVO_ABI_VERSION; }
 const char* octavo_kernel_version(void) { return kKernelVersion; }
 const char* octavo_error(void) { return last_error().c_str(); }

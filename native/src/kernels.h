@@ -98,6 +98,10 @@ struct AttnItem {
   int32_t heads;                  // > 1, at most attn_heads: kv heads kv_head, kv_head + 1, .. of one token (rows is 1); q, out,
                                   // sinks and partial go on from head to head. Their blobs lie side by side in a page
   int64_t partial_heads;          // query heads of a row of `partial`; 0: group
+
+  int32_t sink_tokens;   // 0: none. With a window: positions [0, sink_tokens), at most 64, are seen as well, as a chunk before
+  int64_t pairs;         // the others; for them q is turned back by max(0, p - (sink_tokens + window - 1)) positions, whose
+  const float* turns;    // cosines and sines are turns[2 * position * pairs + ..]
 };
 
 constexpr int kBlock = 64;            // logits of a block, words of 16 Philox calls

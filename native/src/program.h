@@ -123,6 +123,7 @@ class Program {
   void bind(const octavo_step& step);
   void plan_attention();
   void note_turns();
+  void note_turn(int32_t position);
   static bool has_adapters(const octavo_step& step);
   const char* wrong_adapters(const octavo_step& step) const;
   const octavo_step* in_order(const octavo_step& given);
@@ -202,6 +203,8 @@ class Program {
   std::vector<Op> ops_;
   std::vector<int32_t> layer_group_, layer_index_, extra_;
   std::vector<int32_t> group_window_;  // -1: no layer of the group attends
+  std::vector<int32_t> group_sinks_;   // first tokens that its windows leave in sight
+  int32_t turned_back_ = 0;            // position p is turned back by p - turned_back_ for them; 0: there are none
   std::vector<const Weight*> expert_mats_;
   struct Rope {
     std::vector<double> inv_freq;

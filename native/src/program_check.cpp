@@ -146,6 +146,8 @@ const char* Program::wrong_pages(const octavo_op& op) const {
   if (!buffer_is(op.in[0], q) || q % wide != 0) return "the queries' width is no multiple of the keys'";
   if (op.code == OCTAVO_ATTENTION) {
     if (!buffer_is(op.out[0], q) || op.out[0] == op.in[0] || op.i[3] < 0) return "out0 has another shape, or a window is negative";
+    if (op.i[4] < 0 || op.i[4] > 64 || (op.i[4] > 0 && op.i[3] == 0)) return "sink tokens need a window, and are at most 64";
+    if (op.i[4] > 0 && (!in_range(op.i[5], ropes_.size()) || ropes_[static_cast<size_t>(op.i[5])].factor != 1.0)) return "sink tokens need a rope that only turns";
     if (kernels_->attn_scratch(static_cast<int32_t>(q / wide), kv.dim) < 0) return "no kernel takes this head size";
     return vector_is(op.w[0], q / kv.dim, true) ? nullptr : "w0 is no vector over heads";
   }

@@ -100,11 +100,15 @@ void Program::resolve_mixture(Op* op) {
 // The widest view of each group: what a step must find in its page tables.
 void Program::note_windows() {
   group_window_.assign(static_cast<size_t>(limits_.num_groups), -1);
+  group_sinks_.assign(static_cast<size_t>(limits_.num_groups), 0);
   for (const Op& op : ops_) {
     if (op.record.code != OCTAVO_ATTENTION) continue;
     int32_t& window = group_window_[static_cast<size_t>(layer_group_[static_cast<size_t>(op.record.i[1])])];
     const int32_t mine = op.record.i[3];
     window = window == 0 || mine == 0 ? 0 : std::max(window, mine);
+    int32_t& sinks = group_sinks_[static_cast<size_t>(layer_group_[static_cast<size_t>(op.record.i[1])])];
+    sinks = std::max(sinks, op.record.i[4]);
+    if (op.record.i[4] > 0) turned_back_ = op.record.i[4] + mine - 1;
   }
 }
 
@@ -124,7 +128,7 @@ void Program::allocate() {
     rope.turns = memory_.take_array<float>(Arena::checked(limits_.max_positions, 2 * static_cast<int64_t>(rope.inv_freq.size())));
   }
   turned_.assign(static_cast<size_t>(limits_.max_positions), 0);
-  turns_.assign(static_cast<size_t>(limits_.max_tokens), 0);
+  turns_.assign(2 * static_cast<size_t>(limits_.max_tokens), 0);
   base_.assign(buffers_.size(), nullptr);
   table_.assign(static_cast<size_t>(limits_.num_groups), nullptr);
   sequence_of_.assign(static_cast<size_t>(limits_.max_tokens), 0);

@@ -72,6 +72,7 @@ void Program::read_ahead(const Op& op, const AttentionPlan& plan, int64_t next, 
   const int32_t window = op.record.i[3];
   int64_t seen = unit.chunk0 * kChunk;
   if (window > 0) seen = std::max<int64_t>(step_->positions[unit.first] - window + 1, 0);
+  if (op.record.i[4] > 0) seen = 0;  // begins with its sinks
   const int64_t page = seen / pages_->kv.page_size, last = step_->positions[step_->starts[unit.sequence + 1] - 1] / pages_->kv.page_size;
   a->prefetch_pages = page_row(op, unit.sequence) + page;
   a->prefetch_count = last - page + 1;
@@ -95,6 +96,9 @@ AttnItem Program::attention_item(const Op& op, int32_t sequence, int32_t head, i
   a.scale = r.f[0];
   a.soft_cap = r.f[1];
   a.window = r.i[3];
+  a.sink_tokens = r.i[4];
+  if (a.sink_tokens > 0) a.turns = ropes_[static_cast<size_t>(r.i[5])].turns;
+  if (a.sink_tokens > 0) a.pairs = static_cast<int64_t>(ropes_[static_cast<size_t>(r.i[5])].inv_freq.size());
   a.sinks = op.vectors[0] == nullptr ? nullptr : op.vectors[0] + head * group;
   a.partial_heads = cols(r.in[0]) / dim;
   return a;
@@ -121,7 +125,8 @@ void Program::run_units(const Op& op, const AttentionPlan& plan, int thread) {
   for (int64_t i = plan.begin(thread), next; i < end; i = next) {
     const Unit& unit = plan.unit(i);
     AttnItem a = attention_item(op, unit.sequence, unit.head, unit.rows);
-    for (next = i + 1; next < end && next - i < kernels_->attn_heads(a.kv, a.group) && same_pages(unit, plan.unit(next), next - i);) next++;
+    const int64_t most = a.sink_tokens > 0 ? 1 : kernels_->attn_heads(a.kv, a.group);
+    for (next = i + 1; next < end && next - i < most && same_pages(unit, plan.unit(next), next - i);) next++;
     a.heads = static_cast<int32_t>(next - i);
     a.scratch = scratch_[static_cast<size_t>(thread)].attention;
     read_ahead(op, plan, next, end, &a);

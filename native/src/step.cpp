@@ -67,6 +67,11 @@ const char* Program::wrong_sequence(const octavo_step& step, int32_t s) const {
     for (int64_t p = window < 0 ? begin / size : seen / size; p <= last; p++) {
       if (pages[p] < 0 || pages[p] >= pages_->count) return "a page that is needed is freed or out of range";
     }
+    const int64_t sunk = std::min<int64_t>(group_sinks_[g], end);
+    if (sunk > 0 && step.parent_rows != nullptr && is_tree(step, s)) return "a tree is not defined beside sink tokens";
+    for (int64_t p = 0; p * size < sunk; p++) {
+      if (pages[p] < 0 || pages[p] >= pages_->count) return "a page of sink tokens is freed or out of range";
+    }
   }
   return nullptr;
 }
@@ -123,14 +128,19 @@ void Program::plan_attention() {
   share_ = !first && plans_[0].merges() > 0 ? Share::kParts : decode ? Share::kItems : Share::kUnits;
 }
 
-// The step's positions that no earlier step had.
+// The step's positions that no earlier step had, and those by which queries are turned back.
 void Program::note_turns() {
   num_turns_ = 0;
   for (int32_t t = 0; t < step_->tokens; t++) {
-    uint8_t& known = turned_[static_cast<size_t>(step_->positions[t])];
-    if (!known) turns_[static_cast<size_t>(num_turns_++)] = step_->positions[t];
-    known = 1;
+    note_turn(step_->positions[t]);
+    if (turned_back_ > 0 && step_->positions[t] > turned_back_) note_turn(step_->positions[t] - turned_back_);
   }
+}
+
+void Program::note_turn(int32_t position) {
+  uint8_t& known = turned_[static_cast<size_t>(position)];
+  if (!known) turns_[static_cast<size_t>(num_turns_++)] = position;
+  known = 1;
 }
 
 bool Program::run(const octavo_step& step, std::string* error, double* op_seconds) {

@@ -102,7 +102,6 @@ def test_how_it_is_spelt() -> None:
 @pytest.mark.parametrize(
     ("options", "field", "remedy"),
     [
-        ({"backend": "native"}, "kv_eviction", "--backend numpy"),
         ({"kv_eviction": "lru"}, "kv_eviction", "streaming_llm"),
         ({"kv_eviction": "h2o:heavy=4"}, "kv_eviction", "benchmarks/lossy_kv.py"),
         ({"kv_eviction": "snapkv"}, "kv_eviction", "benchmarks/lossy_kv.py"),

@@ -14,6 +14,8 @@ from tiny_checkpoints import CASES, VOCAB, make_weights
 from octavo.backends.native_backend import NativeBackend
 from octavo.backends.native_lib import library
 from octavo.backends.native_program import StepLimits
+from octavo.core.kv_eviction import StreamingLLM
+from octavo.engine.eviction import forgetful
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
 
@@ -33,10 +35,18 @@ def weights_of(name: str) -> dict[str, Array]:
     return dict(make_weights(name))
 
 
-def compiled(name: str, kind: str = "fp32", kv_dtype: str = "fp32", isa: str = "", threads: int = 1) -> Loaded:
+def compiled(
+    name: str,
+    kind: str = "fp32",
+    kv_dtype: str = "fp32",
+    isa: str = "",
+    threads: int = 1,
+    eviction: StreamingLLM | None = None,
+) -> Loaded:
     """A case on a native backend of its own."""
     backend = NativeBackend(isa, threads)
-    model = backend.compile(build_model(ModelConfig.from_dict(CASES[name])), format=kind, kv_dtype=kv_dtype)
+    config = forgetful(ModelConfig.from_dict(CASES[name]), eviction)
+    model = backend.compile(build_model(config), format=kind, kv_dtype=kv_dtype)
     weights = weights_of(name)
     model.limits = StepLimits(max_tokens=2048)
     model.load(lambda weight: model.prepare(weight, weights[weight]))

@@ -136,7 +136,8 @@ class Stage:
         dice = random.Random(f"{page_size} {wanted}")
         if dice.random() < 0.8:
             said = partial(_said, alone)
-            core.speculator = Oracle(said, dice.choice((4, 9)), dice.choice((1, 3)), trees=True)  # type: ignore[assignment]
+            trees = not self.first.config.window_sinks
+            core.speculator = Oracle(said, dice.choice((4, 9)), dice.choice((1, 3)), trees=trees)  # type: ignore[assignment]
         collector = self._run(core, rng, wanted)
         self.seen["hits"] += sum(count > 0 for count in collector.cached.values())
         self.seen["schedules"] += 1

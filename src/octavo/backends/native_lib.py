@@ -238,6 +238,11 @@ def _load(path: Path) -> Any:
     return loaded
 
 
+def most_sink_tokens() -> int:
+    """That attention takes; 0 in libraries from before it did."""
+    return int(getattr(library(), "octavo_most_sink_tokens", lambda: 0)())
+
+
 def check(result: int, field: str = "native") -> int:
     """`result` of a library call, or InvalidInput with the library's reason when it is negative."""
     if result < 0:

@@ -19,7 +19,7 @@ from typing import Any
 from octavo.backends import native_lib as lib
 from octavo.backends.capture import Adapters, BatchField, Constant, OpRecord, Program, Value, Weight, Weights
 from octavo.backends.native_records import Lowered, MatrixSpec, NativeOp, States, VectorSpec, WeightSpec, with_buffers
-from octavo.backends.ops import RopeTable
+from octavo.backends.ops import RopeTable, check_sinks
 from octavo.core.errors import InvalidInput
 
 MAX_MATRICES = 4  # of one record
@@ -370,15 +370,23 @@ class _Lowering:
         q = self._input(record, "q") or 0
         if q not in self.values:
             raise self._refuse(record, "is only run on rotated queries whose keys were written")
-        if self._constant(record, "sink_tokens"):
-            raise self._refuse(record, "keeps no sink tokens beside a window")
         sinks = self._weight(record, "sinks")
-        numbers = (0, *(self._constant(record, name) for name in ("layer", "head_dim", "window")))
+        numbers = (0, *(self._constant(record, name) for name in ("layer", "head_dim", "window")), *self._kept(record))
         floats = (float(self._constant(record, "scale")), float(self._constant(record, "soft_cap")))
         weights: dict[int, WeightSpec] = {0: VectorSpec(sinks)} if sinks else {}
         self._emit(
             NativeOp(lib.ATTENTION, {0: self.values[q]}, [self._new(record.outputs[0])], weights, numbers, floats)
         )
+
+    def _kept(self, record: OpRecord) -> tuple[int, ...]:
+        """Sink tokens and their rope table, if a window leaves any in sight."""
+        sink_tokens, rope = self._constant(record, "sink_tokens"), self._constant(record, "rope")
+        if not sink_tokens:
+            return ()
+        check_sinks(sink_tokens, self._constant(record, "window"), rope, ())
+        if not 0 < sink_tokens <= lib.most_sink_tokens():
+            raise self._refuse(record, "finds no sink tokens in this library: build it again")
+        return sink_tokens, self.ropes.index(rope)
 
 
 def _can_add(op: NativeOp) -> bool:

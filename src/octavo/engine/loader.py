@@ -163,9 +163,6 @@ def _compiled(config: EngineConfig, model: Any, backend: Any) -> tuple[Any, Any]
     if backend is None:
         backend = create_backend(config.backend, threads=config.threads)
     if hasattr(backend, "compile"):
-        if config.eviction is not None:
-            remedy = f"give --backend numpy or reference, or leave it empty: {backend.name} sees no sinks"
-            raise InvalidInput("kv_eviction", config.kv_eviction, remedy)
         settings = {"format": config.format, "kv_dtype": config.kv_dtype, "adapters": config.adapter_room}
         return backend.compile(model, **settings), backend
     if config.format not in ("auto", "fp32") or config.kv_dtype not in ("auto", "fp32"):
