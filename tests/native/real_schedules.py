@@ -62,7 +62,8 @@ def play(
         stage = Stage(script, parts, seen)
         for number in range(count):
             stage.play(random.Random(f"{isa} {kind} {kv_dtype} {number}"), threads[number % len(threads)], few)
-    happens = [what for what in WHAT_HAPPENS if not few or what != "trees"]  # few answers may all be too short for one
+    rare = ("trees", "copies") if few else ()  # few answers may all be too short for a tree, or share no page in part
+    happens = [what for what in WHAT_HAPPENS if what not in rare]
     wanted, more = sum(counts.values()), 0
     while 10 <= wanted > more and not all(seen[what] for what in happens):
         stage.play(random.Random(f"{isa} {kind} more {more}"), threads[0], few)
