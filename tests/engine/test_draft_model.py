@@ -341,3 +341,10 @@ def test_other_tokens_are_refused(tmp_path: Path) -> None:
         load_engine(replace(config, speculative_config=json.dumps({"model": str(tokens)})), say=lambda line: None)
     with pytest.raises(InvalidInput, match="name the model"):
         replace(config, speculative="draft_model")
+
+
+def test_a_draft_model_that_is_none_is_blamed_by_its_own_name() -> None:
+    asked = EngineConfig(model=TINY, speculative_config='{"model": "no such model"}')
+    with pytest.raises(InvalidInput) as refused:
+        plan_engine(asked, say=lambda line: None)
+    assert (refused.value.field, refused.value.value) == ("speculative_config.model", "no such model")

@@ -31,6 +31,7 @@ def test_is_loaded_once_if_the_engine_runs_the_same(loads: list[str]) -> None:
     early = EarlyTokenizer(EngineConfig(model=TINY))
     assert early.take(TINY).vocab_size == load_tokenizer(TINY).vocab_size
     assert loads == [TINY]
+    assert early.take(TINY).vocab_size and loads == [TINY, TINY]  # it is given away once
 
 
 def test_another_model_brings_its_own(loads: list[str], tmp_path: Path) -> None:

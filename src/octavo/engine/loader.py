@@ -7,7 +7,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,7 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     anything large is allocated, and whatever the model store raises for a model that cannot be fetched.
     """
     limit_threads(config.threads, say)
-    with no_collections(), _opened(config) as source, _opened_draft(config, say) as draft:
+    with no_collections(), closing(_open(config)) as source, _opened_draft(config, say) as draft:
         config = source.with_format(config, say)
         plan, max_seq_len, running = _plan(config, source, draft)
         say(plan.describe())
@@ -127,13 +127,13 @@ def _record(core: EngineCore, config: EngineConfig, parts: ModelParts, say: Say)
 
 def plan_engine(config: EngineConfig, *, say: Say = print) -> MemoryPlan:
     """What ``load_engine`` would hold, from headers and shapes alone. Raises ``InvalidInput`` where it does not fit."""
-    with no_collections(), _opened(config) as source, _opened_draft(config, say) as draft:
+    with no_collections(), closing(_open(config)) as source, _opened_draft(config, say) as draft:
         return _plan(source.with_format(config, say), source, draft)[0]
 
 
 def load_parts(config: EngineConfig) -> ModelParts:
     """The model alone, without pages or scheduler."""
-    with _opened(config) as source:
+    with closing(_open(config)) as source:
         return replace(source.load(source.with_format(config, lambda line: None)), lookup=config.lookup)
 
 
@@ -311,19 +311,15 @@ def _open(config: EngineConfig) -> _Source:
 
 
 @contextmanager
-def _opened(config: EngineConfig) -> Iterator[_Source]:
-    source = _open(config)
-    try:
-        yield source
-    finally:
-        source.close()
-
-
-@contextmanager
 def _opened_draft(config: EngineConfig, say: Say) -> Iterator[_Draft | None]:
     asked = config.draft_model
     if asked is None:
         yield None
         return
-    with _opened(asked) as source:
+    try:
+        source = _open(asked)
+    except InvalidInput as error:
+        field = "speculative_config.model" if error.field == "model" else error.field
+        raise InvalidInput(field, error.value, error.remedy) from None
+    with closing(source):
         yield _Draft(source.with_format(asked, lambda line: say(f"draft model: {line}")), source)

@@ -33,7 +33,7 @@ class EarlyTokenizer:
     def take(self, source: str) -> Any:
         """The tokenizer of a `LoadedEngine.source`; what was loaded for another one is let go."""
         early, self._tokenizer = self._tokenizer, None
-        return early if source == self._source else load_tokenizer(source)
+        return load_tokenizer(source) if early is None or source != self._source else early
 
 
 def load_tokenizer(source: str) -> Any:
