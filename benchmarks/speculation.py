@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from octavo.core.params import SamplingParams
-from octavo.decoding.speculation import METHODS
+from octavo.core.speculative_config import METHODS
 from octavo.engine.llm import LLM
 from octavo.tokenizers.chat import encode_chat
 

@@ -112,3 +112,16 @@ def test_import_octavo_is_light():
     tops = {name.split(".")[0] for name in result.stdout.split()}
     assert "octavo" in tops
     assert tops - {"octavo"} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("role", ["supervisor", "api", "tokenizer", "detokenizer"])
+def test_processes_that_run_no_model_load_nothing_of_it(role):
+    engine = {
+        "octavo.engine.runner",
+        "octavo.engine.core",
+        "octavo.backends.numpy_backend",
+        "octavo.decoding.speculation",
+    }
+    code = f"import octavo.serve.roles.{role}, sys; print([name for name in {sorted(engine)} if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "[]"

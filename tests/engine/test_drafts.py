@@ -15,7 +15,8 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.events import EventKind
 from octavo.core.params import SamplingParams
-from octavo.decoding.speculation import METHODS, make_speculator
+from octavo.core.speculative_config import METHODS
+from octavo.decoding.speculation import make_speculator
 from octavo.decoding.speculation.suffix import SuffixTreeProposer
 from octavo.engine.config import EngineConfig
 from octavo.engine.stats import engine_stats

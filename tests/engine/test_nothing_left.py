@@ -10,8 +10,7 @@ import pytest
 from octavo.core.grammar import Grammar
 from octavo.core.params import SamplingParams
 from octavo.engine.llm import LLM
-from octavo.engine.output import OutputDelta
-from octavo.engine.runner import NOTHING_LEFT
+from octavo.engine.output import NOTHING_LEFT, OutputDelta
 from octavo.serve.errors import ApiError
 from octavo.serve.generate import Job, _checked
 

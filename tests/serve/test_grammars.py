@@ -18,7 +18,7 @@ from serve_http import check_error, post
 from octavo.core.errors import InvalidInput
 from octavo.core.grammar import Grammar
 from octavo.decoding.grammar.checker import GrammarChecker
-from octavo.engine.constraints import CANNOT_FOLLOW
+from octavo.engine.output import CANNOT_FOLLOW
 from octavo.serve.grammars import constrained_by
 from octavo.serve.protocol import ChatRequest
 from octavo.tokenizers import worker as worker_module

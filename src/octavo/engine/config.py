@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.backends.adapters import AdapterRoom
 from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
 from octavo.core.kv_eviction import StreamingLLM, parse_eviction
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
-from octavo.decoding.speculation import DRAFT_MODEL, METHODS, Proposer, Speculator, asked_of, make_speculator
+from octavo.core.speculative_config import DRAFT_MODEL, METHODS, asked_of, check_method
 from octavo.engine.adapters import MAX_LORAS, MAX_RANK, check_name
 from octavo.engine.memory import parse_size
+
+if TYPE_CHECKING:
+    from octavo.decoding.speculation import Proposer, Speculator
 
 __all__ = ["EngineConfig"]
 
@@ -173,14 +176,15 @@ class EngineConfig:
             raise InvalidInput("speculative", self.speculative, remedy)
         if self.speculative and asked.get("method", self.speculative) != self.speculative:
             raise InvalidInput("speculative_config", self.speculative_config, f"is at odds with {self.speculative}")
-        return make_speculator(
-            asked.get("method", self.speculative),
-            asked.get("num_speculative_tokens", self.num_speculative_tokens),
-            asked.get("prompt_lookup_min", self.prompt_lookup_min),
-            asked.get("prompt_lookup_max", self.prompt_lookup_max),
-            tree=asked.get("tree", False),
-            draft_model=draft_model,
-        )
+        method, tree = asked.get("method", self.speculative), asked.get("tree", False)
+        names = "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"
+        most, shortest, longest = (asked.get(name, getattr(self, name)) for name in names)
+        check_method(method, most, shortest, longest, tree)
+        if not method:
+            return None
+        from octavo.decoding.speculation import make_speculator  # 30 ms for every process of a server
+
+        return make_speculator(method, most, shortest, longest, tree=tree, draft_model=draft_model)
 
     @property
     def lookup(self) -> tuple[int, int] | None:

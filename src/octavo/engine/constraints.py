@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from octavo.core.batch import ScheduledRow
 from octavo.core.errors import InvalidInput, OctavoError, RowError
 from octavo.decoding.grammar import GrammarCompiler, GrammarFault
+from octavo.engine.output import CANNOT_FOLLOW
 from octavo.engine.slots import Slot
 
-__all__ = ["CANNOT_FOLLOW", "Constraints"]
-
-CANNOT_FOLLOW = "the grammar cannot be followed"
+__all__ = ["Constraints"]
 
 
 class Constraints:

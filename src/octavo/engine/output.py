@@ -17,8 +17,11 @@ from octavo.core.request import FinishReason, Request
 from octavo.decoding.output import OutputProcessor
 from octavo.tokenizers.base import Tokenizer
 
-__all__ = ["PROMPT_TAIL", "OutputDelta", "OutputRouter"]
+__all__ = ["CANNOT_FOLLOW", "NOTHING_LEFT", "PROMPT_TAIL", "OutputDelta", "OutputRouter"]
 
+# what an error says where the request is to blame
+CANNOT_FOLLOW = "the grammar cannot be followed"
+NOTHING_LEFT = "what is allowed and what is banned leave no token"
 PROMPT_TAIL = 8  # prompt tokens that the detokenizer may look at
 _TOKEN, _CHOICE_END = EventKind.TOKEN, EventKind.CHOICE_END
 

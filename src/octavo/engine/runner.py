@@ -32,12 +32,12 @@ from octavo.decoding.speculation import Lookup, accepted
 from octavo.engine.adapters import AdapterTable
 from octavo.engine.constraints import Constraints
 from octavo.engine.draws import Answer, Wanted, take_drawn, wanted_of, without
+from octavo.engine.output import NOTHING_LEFT
 from octavo.engine.pooling import PooledRows
 from octavo.engine.slots import Slot
 from octavo.engine.tiers import Tiers
 from octavo.engine.trees import indices_of, moves_of, positions_of, token_rows, trees_of
 
-NOTHING_LEFT = "what is allowed and what is banned leave no token"
 _NOT_FINITE = "the model gave no finite logit; check the weights and the prompt"
 
 

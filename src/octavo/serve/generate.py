@@ -17,8 +17,7 @@ from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
 from octavo.decoding.reasoning.counter import ThoughtCounter
-from octavo.engine.constraints import CANNOT_FOLLOW
-from octavo.engine.runner import NOTHING_LEFT
+from octavo.engine.output import CANNOT_FOLLOW, NOTHING_LEFT
 from octavo.serve.best import Best
 from octavo.serve.errors import ApiError, from_invalid_input
 from octavo.serve.interrupt import Interrupt, Line

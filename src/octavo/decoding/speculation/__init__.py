@@ -4,14 +4,12 @@ counts (`exact`). `speculator` joins them to a scheduler."""
 from octavo.decoding.speculation.control import DraftControl
 from octavo.decoding.speculation.draft_model import DraftLimits, DraftModelProposer
 from octavo.decoding.speculation.exact import accepted
-from octavo.decoding.speculation.methods import DRAFT_MODEL, METHODS, asked_of, make_speculator
+from octavo.decoding.speculation.methods import make_speculator
 from octavo.decoding.speculation.ngram import Lookup, NgramProposer
 from octavo.decoding.speculation.proposer import BranchKey, Proposer
 from octavo.decoding.speculation.speculator import Speculator
 
 __all__ = [
-    "DRAFT_MODEL",
-    "METHODS",
     "BranchKey",
     "DraftControl",
     "DraftLimits",
@@ -21,6 +19,5 @@ __all__ = [
     "Proposer",
     "Speculator",
     "accepted",
-    "asked_of",
     "make_speculator",
 ]

@@ -2,52 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from octavo.core.errors import InvalidInput
-from octavo.core.params import VERIFIERS
+from octavo.core.speculative_config import DRAFT_MODEL, check_method
 from octavo.decoding.speculation.control import DraftControl
 from octavo.decoding.speculation.ngram import NgramProposer
 from octavo.decoding.speculation.proposer import Proposer
 from octavo.decoding.speculation.speculator import Speculator
 from octavo.decoding.speculation.suffix import SuffixProposer, SuffixTreeProposer
 
-__all__ = ["DRAFT_MODEL", "METHODS", "asked_of", "make_speculator"]
-
-METHODS = ("ngram", "suffix")
-DRAFT_MODEL = "draft_model"
-OF_DRAFT_MODEL = ("model", "quantization")
-MOST = 64  # drafts, and tokens that are looked up
-
-
-def asked_of(config: str) -> dict[str, Any]:
-    """What a ``speculative_config`` in the spelling of vLLM asks for: a JSON object. Raises ``InvalidInput``."""
-    if not config:
-        return {}
-    try:
-        found = json.loads(config)
-    except ValueError:
-        found = None
-    lookup = ("prompt_lookup_min", "prompt_lookup_max")
-    known = ("method", "num_speculative_tokens", *lookup, "verifier", "tree", *OF_DRAFT_MODEL)
-    if not isinstance(found, dict):
-        raise InvalidInput("speculative_config", config, 'give a JSON object: {"method": "ngram"}')
-    for name in found:
-        if name not in known:
-            raise InvalidInput(f"speculative_config.{name}", found[name], f"is not known; known are {', '.join(known)}")
-    if found.get("verifier", VERIFIERS[0]) not in VERIFIERS:
-        raise InvalidInput("speculative_config.verifier", found["verifier"], f"give one of {', '.join(VERIFIERS)}")
-    if not isinstance(found.get("tree", False), bool):
-        raise InvalidInput("speculative_config.tree", found["tree"], "give true or false")
-    if "model" in found:
-        found.setdefault("method", DRAFT_MODEL)
-    elif found.get("method") == DRAFT_MODEL:
-        raise InvalidInput("speculative_config.model", None, "name the draft model: a known name, hub id, folder, file")
-    for name in (name for name in OF_DRAFT_MODEL if name in found):
-        if found.get("method") != DRAFT_MODEL or not isinstance(found[name], str) or not found[name]:
-            raise InvalidInput(f"speculative_config.{name}", found[name], f"give a name, with method {DRAFT_MODEL}")
-    return found
+__all__ = ["make_speculator"]
 
 
 def make_speculator(
@@ -63,14 +25,7 @@ def make_speculator(
     """Speculation of at most ``most`` drafts a step and branch, with ``tree`` as a tree; None for no method, and for
     that of a draft model without ``draft_model``. Raises ``InvalidInput``.
     """
-    limits = {"num_speculative_tokens": most, "prompt_lookup_min": shortest, "prompt_lookup_max": longest}
-    for name, value in limits.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-            raise InvalidInput(name, value, f"give 1 to {MOST}")
-    if method not in ("", *METHODS, DRAFT_MODEL):
-        raise InvalidInput("speculative", method, f"give one of {', '.join((*METHODS, DRAFT_MODEL))}, or nothing")
-    if tree and method != "suffix":
-        raise InvalidInput("speculative_config.tree", tree, "goes with suffix: others guess one continuation")
+    check_method(method, most, shortest, longest, tree)
     if not method or (method == DRAFT_MODEL and draft_model is None):
         return None
     proposer = draft_model
