@@ -23,7 +23,7 @@ from octavo.engine.config import EngineConfig
 from octavo.serve.config import ServeConfig
 from octavo.serve.links.messages import Beat, EngineFacts, Failed, Link, Ready, ToChild, ToSupervisor
 from octavo.serve.logs import set_up_logging
-from octavo.serve.roles.sockets import Place
+from octavo.serve.roles.sockets import Place, send
 from octavo.serve.words import tell
 
 __all__ = ["Child", "Settings", "main"]
@@ -78,7 +78,7 @@ class Child:
 
     def tell(self, message: ToSupervisor) -> None:
         """A message to the supervisor; from the main thread only."""
-        self.control.send_multipart(self.link.pack(message, self.epoch), zmq.NOBLOCK)
+        send(self.control, self.link.pack(message, self.epoch))
 
     def ready(self, facts: EngineFacts | None = None, address: str = "") -> None:
         """It serves, and can be connected to at this address."""
@@ -102,7 +102,7 @@ class Child:
         while not self._ended.wait(self.settings.beat):
             if self.progress is not None and time.monotonic() - self.progress > self.patience:
                 continue  # the main thread hangs
-            socket.send_multipart(self.link.pack(Beat(), self.epoch), zmq.NOBLOCK)
+            send(socket, self.link.pack(Beat(), self.epoch))
         socket.close()
 
     def close(self) -> None:

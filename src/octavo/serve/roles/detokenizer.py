@@ -25,7 +25,7 @@ from octavo.serve.links.messages import (
 from octavo.serve.links.supervision import DETOKENIZER
 from octavo.serve.links.text_side import TextSide
 from octavo.serve.roles.child import Child
-from octavo.serve.roles.sockets import epoch_of, identity_of, receive
+from octavo.serve.roles.sockets import epoch_of, identity_of, receive, send
 
 __all__ = ["run_detokenizer"]
 
@@ -94,7 +94,7 @@ class _Detokenizer:
         self._engine = self.child.place.connected(self.child.context, up.address, self.child.epoch)
         self._poller.register(self._engine, zmq.POLLIN)
         self.side.engine_up(up.epoch)
-        self._engine.send_multipart(self.link.pack(Join(), self.child.epoch, up.epoch), zmq.NOBLOCK)
+        send(self._engine, self.link.pack(Join(), self.child.epoch, up.epoch))
 
     def _begin(self, facts: EngineFacts) -> None:
         self.side.tokenizer, self.side.eos_ids = self._early.take(facts.source), facts.eos_ids
@@ -123,6 +123,6 @@ class _Detokenizer:
         outbox, self.side.outbox = self.side.outbox, []
         for front, frames in outbox:
             try:
-                self.router.send_multipart([identity_of(front), *frames], zmq.NOBLOCK)
+                send(self.router, [identity_of(front), *frames])
             except zmq.ZMQError:  # it has left
                 self.side.gone(front)

@@ -42,7 +42,7 @@ from octavo.serve.roles.adapters import AdapterLoader
 from octavo.serve.roles.child import Child
 from octavo.serve.roles.explainer import Explainer
 from octavo.serve.roles.held import HeldSubmits
-from octavo.serve.roles.sockets import epoch_of, identity_of, receive
+from octavo.serve.roles.sockets import epoch_of, identity_of, receive, send
 
 __all__ = ["run_engine"]
 
@@ -228,7 +228,7 @@ class _EngineProcess:
         self.side.outbox += self._loader.answers(self.side.peers)
         for epoch, frames in self.side.parcels(self.child.epoch):
             try:
-                self.router.send_multipart([identity_of(epoch), *frames], zmq.NOBLOCK)
+                send(self.router, [identity_of(epoch), *frames])
             except zmq.ZMQError:  # it has left
                 self.side.gone(epoch)
 

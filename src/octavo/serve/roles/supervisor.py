@@ -34,6 +34,7 @@ from octavo.serve.roles.sockets import (
     is_main_voice,
     private_place,
     receive,
+    send,
 )
 from octavo.serve.signals import ending_signals
 from octavo.serve.words import complain
@@ -182,7 +183,7 @@ class _Supervisor:
     def _tell(self, action: Tell) -> None:
         frames = [identity_of(action.epoch), *self.link.pack(action.message, 0, action.epoch)]
         try:
-            self._control.send_multipart(frames, zmq.NOBLOCK)
+            send(self._control, frames)
         except zmq.ZMQError:  # it has just died: its end is seen next
             self._known.discard(action.epoch)
 

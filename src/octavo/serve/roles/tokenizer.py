@@ -19,7 +19,7 @@ from octavo.serve.front import internal_error
 from octavo.serve.links.asker import Answered, Ask, answered
 from octavo.serve.links.messages import Beat, Drain, EngineFacts, Link, ProtocolError, Up
 from octavo.serve.roles.child import Child
-from octavo.serve.roles.sockets import epoch_of, identity_of, receive
+from octavo.serve.roles.sockets import epoch_of, identity_of, receive, send
 from octavo.serve.text_work import Work, do
 from octavo.tokenizers.base import Tokenizer
 
@@ -100,7 +100,7 @@ class _Tokenizer:
         answer = answered(found[1].number, self._done(found[1]))
         frames = [identity_of(front), *self.link.pack(answer, self.child.epoch, front)]
         with suppress(zmq.ZMQError):  # it has left
-            self.router.send_multipart(frames, zmq.NOBLOCK)
+            send(self.router, frames)
 
     def _done(self, ask: Ask) -> Any:
         assert self._model is not None  # nobody knows of this process before
