@@ -94,6 +94,10 @@ OCTAVO_API int64_t octavo_kv_bytes(octavo_engine* engine, int32_t type, int32_t 
                                    int32_t head_dim, int32_t layers);
 OCTAVO_API int32_t octavo_kv_copy_pages(octavo_kv* kv, const int32_t* pairs, int64_t count);  /* (source, target) */
 OCTAVO_API int32_t octavo_kv_move_slots(octavo_kv* kv, const int64_t* moves, int64_t count);  /* (source, target) */
+/* Of the tokens in pages `sources`, those in places kept [layers, kv_heads, count] (ascending) go to places 0, 1, .. of pages
+ * `targets`, each kv head's own. */
+OCTAVO_API int32_t octavo_kv_keep(octavo_kv* kv, const int32_t* sources, int32_t num_sources, const int32_t* targets,
+                                  int32_t num_targets, const int32_t* kept, int32_t count);
 /* One token of one layer, [kv_heads, head_dim] each. */
 OCTAVO_API int32_t octavo_kv_write(octavo_kv* kv, int32_t layer, int64_t slot, const float* k, const float* v);
 OCTAVO_API int32_t octavo_kv_read(octavo_kv* kv, int32_t layer, int64_t slot, float* k, float* v);
@@ -248,8 +252,13 @@ typedef struct octavo_step {
   /* declared for later: */
   const uint8_t* grammar_masks; /* must be null: a row's mask is in its rules */
   float* hidden;              /* [tokens, hidden cols] or null */
-  float* scores;              /* exported attention probabilities; must be null */
+  /* [layers, kv_heads, positions of the step's one sequence] attention mass: of each key the weights that the step's rows give it,
+   * over the query heads that share it; or null. A step that asks for it is slower */
+  float* scores;
   const int32_t* adapters;    /* [sequences] place of each one's adapter, or OCTAVO_NONE; null: none has any */
+  /* [table_rows] of the sequence of a table row: positions by which its rows turn further than those where their keys lie, because
+   * keys before them were left out (octavo_kv_keep); null: 0 of all */
+  const int32_t* shifts;
 } octavo_step;
 
 /* Runs a step. Nothing has been written when it returns a negative number. */

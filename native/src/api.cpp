@@ -3,6 +3,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "adapters.h"
 #include "cpus.h"
@@ -228,6 +229,26 @@ int32_t octavo_kv_move_slots(octavo_kv* kv, const int64_t* moves, int64_t count)
       if (!pages.valid_slot(moves[i])) return fail("pages: a slot is out of range");
     }
     for (int64_t i = 0; i < count; i++) move_slot(pages, moves[2 * i], moves[2 * i + 1]);
+    return 0;
+  });
+}
+
+int32_t octavo_kv_keep(octavo_kv* kv, const int32_t* sources, int32_t num_sources, const int32_t* targets, int32_t num_targets,
+                       const int32_t* kept, int32_t count) {
+  return guarded<int32_t>(-1, [&] {
+    const Pages& pages = kv->pages;
+    if (wrong_count(sources, num_sources) || wrong_count(targets, num_targets) || wrong_count(kept, count)) return fail(kNoArray);
+    const int64_t size = pages.kv.page_size;
+    for (const auto& [given, many] : {std::pair(sources, num_sources), std::pair(targets, num_targets)}) {
+      for (int32_t i = 0; i < many; i++) {
+        if (given[i] < 0 || given[i] >= pages.count) return fail("pages: a page is out of range");
+      }
+    }
+    if (count > num_targets * size) return fail("pages: the targets have too few places");
+    for (int64_t i = 0; i < int64_t{pages.layers} * pages.kv.kv_heads * count; i++) {
+      if (kept[i] < 0 || kept[i] >= num_sources * size) return fail("pages: a place is out of range");
+    }
+    keep_tokens(pages, sources, targets, kept, count);
     return 0;
   });
 }

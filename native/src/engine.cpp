@@ -91,6 +91,18 @@ void copy_token(const KV& kv, uint8_t* to, int64_t at, const uint8_t* from, int6
 
 }  // namespace
 
+void keep_tokens(const Pages& pages, const int32_t* sources, const int32_t* targets, const int32_t* kept, int64_t count) {
+  const int64_t size = pages.kv.page_size;
+  for (int32_t layer = 0; layer < pages.layers; layer++) {
+    for (int32_t head = 0; head < pages.kv.kv_heads; head++, kept += count) {
+      for (int64_t i = 0; i < count; i++) {
+        const uint8_t* from = pages.blob(layer, sources[kept[i] / size], head);
+        copy_token(pages.kv, pages.blob(layer, targets[i / size], head), i % size, from, kept[i] % size);
+      }
+    }
+  }
+}
+
 void move_slot(const Pages& pages, int64_t source, int64_t target) {
   const int64_t size = pages.kv.page_size;
   for (int32_t layer = 0; layer < pages.layers; layer++) {

@@ -85,5 +85,6 @@ struct Pages {
 bool kv_layout(const Kernels* kernels, KV* kv, int32_t layers);
 void copy_page(const Pages& pages, int64_t source, int64_t target);
 void move_slot(const Pages& pages, int64_t source, int64_t target);
+void keep_tokens(const Pages& pages, const int32_t* sources, const int32_t* targets, const int32_t* kept, int64_t count);
 
 }  // namespace octavo

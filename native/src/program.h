@@ -133,7 +133,7 @@ class Program {
   void deal_rows(int64_t first, int64_t last, int64_t most, int thread, int threads);
   bool changes(const Op& op, int32_t place) const;
 
-  // what threads do: run.cpp, run_linear.cpp, run_lora.cpp, run_attention.cpp, run_moe.cpp
+  // what threads do: run.cpp, run_linear.cpp, run_lora.cpp, run_attention.cpp, run_mass.cpp, run_moe.cpp
   static void thread_main(void* program, int thread);
   void walk(int thread);
   void execute(const Op& op, int thread);
@@ -152,6 +152,11 @@ class Program {
   void merge_parts(const Op& op, const AttentionPlan& plan, int thread);
   void merge_row(const Op& op, const AttentionPlan& plan, const Merge& merge, int32_t row, int64_t head, int64_t end);
   void read_ahead(const Op& op, const AttentionPlan& plan, int64_t next, int64_t end, AttnItem* a) const;
+  void mass(const Op& op, int thread);
+  void mass_of_head(const Op& op, int32_t head);
+  void add_mass(const Op& op, int32_t head, int64_t first, int64_t last, float* mass, int64_t seen);
+  void read_keys(const Op& op, int32_t head, int64_t first, int64_t count, float* keys);
+  int32_t shift_of(int32_t sequence) const { return step_->shifts == nullptr ? 0 : step_->shifts[step_->table_row[sequence]]; }
   float* states_of(const Op& op, const AttentionPlan& plan, int32_t head) const;
   const AttentionPlan& plan_of(const Op& op) const;
   const int32_t* page_row(const Op& op, int32_t sequence) const;

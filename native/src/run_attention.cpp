@@ -46,7 +46,7 @@ void Program::rope_kv(const Op& op, int thread) {
 void Program::rope_unit(const Op& op, int64_t row, int32_t sequence, int32_t head) {
   const octavo_op& r = op.record;
   const KV& kv = pages_->kv;
-  const int32_t position = step_->positions[row], first = step_->starts[sequence];
+  const int32_t position = step_->positions[row] + shift_of(sequence), first = step_->starts[sequence];
   const int64_t slot = step_->positions[first] + (row - first);  // of its position, unless it is a tree's
   const int64_t dim = r.i[2], group = cols(r.in[0]) / dim / kv.kv_heads;
   const Rope& rope = ropes_[static_cast<size_t>(r.i[0])];
@@ -115,6 +115,7 @@ void Program::give_rows(const Op& op, AttnItem* a, int64_t token) const {
 void Program::attention(const Op& op, int thread) {
   const AttentionPlan& plan = plan_of(op);
   run_units(op, plan, thread);
+  mass(op, thread);
   if (share_ != Share::kParts) return;
   Pool::shared().barrier(thread, ahead(op, thread));
   merge_parts(op, plan, thread);

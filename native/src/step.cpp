@@ -27,7 +27,8 @@ const char* Program::wrong_step(const octavo_step& step) const {
   if (step.sequences < 1 || step.sequences > limits_.max_sequences) return "sequences out of range";
   if (step.logit_rows < 0 || step.logit_rows > limits_.max_logit_rows) return "logit_rows out of range";
   if (step.samples < 0 || step.samples > step.logit_rows) return "samples out of range";
-  if (step.grammar_masks || step.scores) return "masks and scores are not served yet";
+  if (step.grammar_masks) return "masks are not served yet";
+  if (step.scores && (step.sequences != 1 || step.parent_rows)) return "attention mass is that of one sequence, a chain";
   const bool given = step.token_ids && step.positions && step.starts && step.table_row && step.page_table;
   if (!given || (step.logit_rows && !step.rows)) return "an array is missing";
   if (step.samples && (!step.sampling || !step.sampled)) return "an array is missing";
@@ -60,8 +61,11 @@ const char* Program::wrong_sequence(const octavo_step& step, int32_t s) const {
   const int64_t size = pages_->kv.page_size, last = (end - 1) / size;
   if (step.table_row[s] < 0 || step.table_row[s] >= step.table_rows) return "a page table row is out of range";
   if (last >= step.table_width) return "a page table row is too short";
+  const int32_t shift = step.shifts ? step.shifts[step.table_row[s]] : 0;
+  if (shift < 0 || shift > limits_.max_positions - end) return "a position is shifted out of range";
   for (size_t g = 0; g < group_window_.size(); g++) {
     const int32_t window = group_window_[g];
+    if (window > 0 && (shift > 0 || step.scores)) return "shifts and attention mass are not defined beside a window";
     const int64_t seen = window > 0 ? std::max<int64_t>(begin - window + 1, 0) : 0;
     const int32_t* pages = step.page_table + (static_cast<int64_t>(g) * step.table_rows + step.table_row[s]) * step.table_width;
     for (int64_t p = window < 0 ? begin / size : seen / size; p <= last; p++) {
@@ -132,7 +136,7 @@ void Program::plan_attention() {
 void Program::note_turns() {
   num_turns_ = 0;
   for (int32_t t = 0; t < step_->tokens; t++) {
-    note_turn(step_->positions[t]);
+    note_turn(step_->positions[t] + shift_of(sequence_of_[static_cast<size_t>(t)]));
     if (turned_back_ > 0 && step_->positions[t] > turned_back_) note_turn(step_->positions[t] - turned_back_);
   }
 }

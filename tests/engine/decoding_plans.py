@@ -11,11 +11,11 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decoding_asks import Ask, draw_ask
-from engine_harness import FIXTURES, MAX_SEQ_LEN, MODELS, Oracle, assert_idle
+from engine_harness import FIXTURES, FORGETFUL, MAX_SEQ_LEN, MODELS, Oracle, assert_idle
 from lying_trees import lying_tree
 from test_same_bytes import PROMPTS
 
@@ -185,15 +185,16 @@ class Stage:
 
     def core(self, parts: ModelParts, engine: Engine, longest: int, widest: int = 1) -> EngineCore:
         """An engine that audits its pages, with all adapters and room for ``widest`` sequences of so many tokens."""
-        groups = len(parts.model.kv_groups())
-        pages = [groups * -(-count // engine.page_size) for count in (*[longest] * widest, engine.spare_tokens)]
+        groups = [replace(group, window=0) for group in parts.model.kv_groups()]
+        counts = (*[longest] * widest, engine.spare_tokens)
+        pages = [group.most_columns(count, engine.page_size, None) for group in groups for count in counts]
         core = build_core(
             parts,
             num_pages=sum(pages),
             page_size=engine.page_size,
             scheduling=SchedulerConfig(max_seq_len=MAX_SEQ_LEN, **engine.scheduling),
             prefix_cache=engine.prefix_cache,
-            host_pages=engine.host_pages,
+            host_pages=0 if parts.config.forgets else engine.host_pages,
             clock=lambda: 0.0,
             audit=True,
             overlap=engine.overlap,
@@ -239,8 +240,10 @@ def make_stage(
     """A tiny model on a backend (``options`` of `parts_from_fixture`); adapters and asks are drawn from its name."""
 
     def parts(threads: Mapping[str, int]) -> ModelParts:
-        fixture = load_fixture(FIXTURES / MODELS[model])
-        return parts_from_fixture(fixture, adapters=ROOM, **{**options, **threads})
+        name, eviction = FORGETFUL.get(model) or (MODELS[model], None)
+        return parts_from_fixture(
+            load_fixture(FIXTURES / name), adapters=ROOM, eviction=eviction, **{**options, **threads}
+        )
 
     quiet, played = parts({"threads": 1} if "threads" in options else {}), parts({})
     shapes = quiet.model.projections()
@@ -325,11 +328,12 @@ class Play:
         return Session(core, self.answers)
 
     def _speculator(self, engine: Engine, core: Any) -> Any:
+        trees = engine.trees and not self.stage.parts.config.forgets
         if engine.drafts == "oracle":
-            return Liar(self._said, engine.most, engine.lies, core.grammars, engine.trees)
+            return Liar(self._said, engine.most, engine.lies, core.grammars, trees)
         if engine.drafts == "ngram":
             return Speculator(NgramProposer(1, 3), engine.most)
-        tree = engine.trees and engine.drafts == "suffix"
+        tree = trees and engine.drafts == "suffix"
         return make_speculator(engine.drafts, max(1, engine.most), adapts=False, tree=tree)
 
     def _said(self, request_id: str, choice: int) -> Sequence[int]:
@@ -368,6 +372,11 @@ class Play:
         seen["preemptions"] += len(decision.preemptions)
         seen["swaps"] += bool(decision.swap_ins)
         seen["copies"] += bool(decision.copies)
+        forgets = [row for row in rows if row.compaction]
+        seen["compactions"] += bool(forgets)
+        seen["compactions of drafts"] += any(row.num_drafts for row in forgets)
+        seen["compactions of beams"] += any(self.asks[row.request_id].params.use_beam_search for row in forgets)
+        seen["compactions of adapters"] += any(self.asks[row.request_id].adapter for row in forgets)
 
     def _preempt(self) -> None:
         roster = self.session.core.scheduler._roster

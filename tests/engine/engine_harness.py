@@ -14,7 +14,7 @@ from lying_trees import lying_tree
 
 from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.events import EventKind, TokenEvent
-from octavo.core.kv_eviction import StreamingLLM
+from octavo.core.kv_eviction import SnapKV, StreamingLLM
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
@@ -25,7 +25,10 @@ from octavo.engine.parts import ModelParts, build_core, parts_from_fixture
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 MODELS = {"llama": "tiny_model.json", "gemma3": "tiny_two_groups.json"}  # the second has two KV groups
-FORGETFUL = {"streaming": ("tiny_model.json", StreamingLLM(sinks=3, window=6))}
+FORGETFUL = {
+    "streaming": ("tiny_model.json", StreamingLLM(sinks=3, window=6)),
+    "snapkv": ("tiny_model.json", SnapKV(capacity=2, window=1, kernel=3, block=16)),
+}
 MAX_SEQ_LEN = 96
 
 
@@ -38,7 +41,8 @@ def tiny_parts(model: str, backend: str = "reference") -> ModelParts:
 
 def pages_for(model: str, page_size: int, num_tokens: int) -> int:
     """Pages that one sequence of ``num_tokens`` takes."""
-    return len(tiny_parts(model).model.kv_groups()) * -(-num_tokens // page_size)
+    groups = tiny_parts(model).model.kv_groups()
+    return sum(group.most_columns(num_tokens, page_size, None) for group in groups)
 
 
 def make_core(

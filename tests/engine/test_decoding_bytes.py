@@ -15,7 +15,7 @@ from typing import Any
 
 from decoding_asks import FEATURES, asked, by_residual, goes_with
 from decoding_plans import DraftModelPlay, make_stage, play_all
-from engine_harness import MODELS
+from engine_harness import FORGETFUL, MODELS
 
 COMBINATIONS = int(os.environ.get("OCTAVO_COMBINATIONS", "100"))
 DANGERS = (
@@ -33,14 +33,18 @@ DANGERS = (
         "swaps",
     ),
     *("fail before", "fail after", "forced preemption", "preemptions", "restored", "died verifying"),
+    *("compactions", "compactions of drafts", "compactions of beams", "compactions of adapters"),
 )
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "decoding.md"
 
 
 def test_all_of_decoding_at_once(adapter_folder: Any) -> None:
     seen: Counter[str] = Counter()
-    stages = [make_stage(model, adapter_folder, asks=40, page_sizes=(1, 2, 4, 16)) for model in sorted(MODELS)]
-    play_all(stages, COMBINATIONS, seen)
+    exact, forgetful = (
+        [make_stage(model, adapter_folder, asks=40, page_sizes=(1, 2, 4, 16)) for model in sorted(models)]
+        for models in (MODELS, FORGETFUL)
+    )
+    play_all([*exact, *exact, *forgetful], COMBINATIONS, seen)
     assert seen["played"] == COMBINATIONS
     # a guard that never met its danger proves nothing
     assert COMBINATIONS < 100 or all(seen[danger] for danger in DANGERS), seen

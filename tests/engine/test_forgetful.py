@@ -104,7 +104,19 @@ def test_how_it_is_spelt() -> None:
     [
         ({"kv_eviction": "lru"}, "kv_eviction", "streaming_llm"),
         ({"kv_eviction": "h2o:heavy=4"}, "kv_eviction", "benchmarks/lossy_kv.py"),
-        ({"kv_eviction": "snapkv"}, "kv_eviction", "benchmarks/lossy_kv.py"),
+        ({"kv_eviction": "snapkv:sinks=4"}, "kv_eviction", "once"),
+        ({"kv_eviction": "snapkv:capacity=0"}, "kv_eviction: capacity", "1 to"),
+        ({"kv_eviction": "snapkv:capacity=9,window=10"}, "kv_eviction: window", "1 to 9"),
+        ({"kv_eviction": "snapkv:kernel=4"}, "kv_eviction: kernel", "odd"),
+        ({"kv_eviction": "snapkv:block=24"}, "page_size", "divides its block"),
+        ({"kv_eviction": "snapkv:window=200", "max_batched_tokens": 100}, "kv_eviction: window", "max_batched_tokens"),
+        ({"kv_eviction": "snapkv", "max_seq_len": 129}, "max_seq_len", "128"),
+        ({"kv_eviction": "snapkv", "host_kv_memory": "1MiB"}, "host_kv_memory", "no prefix cache"),
+        (
+            {"kv_eviction": "snapkv", "model": str(FIXTURES / "tiny_two_groups.json")},
+            "kv_eviction",
+            "windows of its own",
+        ),
         ({"kv_eviction": "streaming_llm:sinks=4,sinks=5"}, "kv_eviction", "once"),
         ({"kv_eviction": "streaming_llm:window=-1"}, "kv_eviction", "once"),
         ({"kv_eviction": "streaming_llm:heavy=1"}, "kv_eviction", "once"),
@@ -118,7 +130,7 @@ def test_how_it_is_spelt() -> None:
         ({"model": str(FIXTURES / "tiny_two_groups.json")}, "kv_eviction", "windows of its own"),
     ],
 )
-def test_what_is_refused(options: dict[str, str], field: str, remedy: str) -> None:
+def test_what_is_refused(options: dict[str, Any], field: str, remedy: str) -> None:
     asked = {"model": TINY, "backend": "reference", "kv_eviction": "streaming_llm:window=50", **options}
     with pytest.raises(InvalidInput) as caught:
         plan_engine(EngineConfig(**asked), say=lambda line: None)

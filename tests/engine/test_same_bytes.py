@@ -239,6 +239,7 @@ class Run:
             self.seen["copies"] += bool(decision.copies)
             self.seen["drafts"] += any(row.num_drafts for row in decision.rows)
             self.seen["preemptions"] += len(decision.preemptions)
+            self.seen["compactions"] += any(row.compaction for row in decision.rows)
             if trouble is None:
                 result = execute(decision)
                 self.seen["moved drafts"] += any(map(is_moved, decision.rows, result.rows))
@@ -359,7 +360,10 @@ def test_tokens_and_logprobs_depend_on_nothing_else() -> None:
     if SCHEDULES < 300:
         return
     # a guard that never met its danger proves nothing
-    dangers = ("forced preemption", "preemptions", "prefix hits", "copies", "no_write", "drafts", "moved drafts")
+    dangers = (
+        *("forced preemption", "preemptions", "prefix hits", "copies", "no_write", "drafts", "moved drafts"),
+        "compactions",
+    )
     for kind in (*TROUBLES[:1], *TROUBLES[2:], *dangers):
         assert seen[kind] > 0, (kind, seen)
 

@@ -14,7 +14,7 @@ from tiny_checkpoints import CASES, VOCAB, make_weights
 from octavo.backends.native_backend import NativeBackend
 from octavo.backends.native_lib import library
 from octavo.backends.native_program import StepLimits
-from octavo.core.kv_eviction import StreamingLLM
+from octavo.core.kv_eviction import Eviction
 from octavo.engine.eviction import forgetful
 from octavo.models.config import ModelConfig
 from octavo.models.registry import build_model
@@ -41,7 +41,7 @@ def compiled(
     kv_dtype: str = "fp32",
     isa: str = "",
     threads: int = 1,
-    eviction: StreamingLLM | None = None,
+    eviction: Eviction | None = None,
 ) -> Loaded:
     """A case on a native backend of its own."""
     backend = NativeBackend(isa, threads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -94,7 +94,8 @@ class Stage:
 
     def pages(self, page_size: int) -> int:
         """Pages that the longest sequence takes."""
-        return len(self.first.model.kv_groups()) * -(-self.script.max_seq_len // page_size)
+        groups = self.first.model.kv_groups()
+        return sum(replace(group, window=0).most_columns(self.script.max_seq_len, page_size, None) for group in groups)
 
     def request(self, name: str, prompt: int, params: int) -> Request:
         """Prompt and parameters by their numbers."""
@@ -136,7 +137,7 @@ class Stage:
         dice = random.Random(f"{page_size} {wanted}")
         if dice.random() < 0.8:
             said = partial(_said, alone)
-            trees = not self.first.config.window_sinks
+            trees = not self.first.config.forgets
             core.speculator = Oracle(said, dice.choice((4, 9)), dice.choice((1, 3)), trees=trees)  # type: ignore[assignment]
         collector = self._run(core, rng, wanted)
         self.seen["hits"] += sum(count > 0 for count in collector.cached.values())
@@ -188,6 +189,7 @@ class _Counting:
         self.seen["chunks"] += sum(row.start + row.num_scheduled_tokens < row.num_tokens for row in decision.rows)
         self.seen["mixed"] += 0 < prefills < len(decision.rows)
         self.seen["copies"] += len(decision.copies)
+        self.seen["compactions"] += sum(row.compaction is not None for row in decision.rows)
         self.seen["trees"] += sum(bool(row.flags.parent_rows) for row in decision.rows)
         self.seen["silent"] += sum(row.flags.no_write for row in decision.rows)
         self.seen["squeezed"] += len(decision.preemptions)

@@ -20,6 +20,8 @@ from octavo.backends.quantization import QuantConfig, quantize
 from octavo.backends.random import round32
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import CorruptPages
+from octavo.core.kv_eviction import SnapKV, kept_after_prompt
+from octavo.core.kv_groups import KVGroup
 from octavo.core.params import POOLINGS, SamplingParams
 
 TOLERANCE = 2e-5  # |a - b| <= TOLERANCE * (1 + |a|)
@@ -243,16 +245,54 @@ def attention(rng: random.Random) -> Run:
     q = matrix(rng, scene.num_tokens, scene.heads * scene.dim)
     k, v = (matrix(rng, scene.num_tokens, scene.kv_heads * scene.dim) for _ in range(2))
     sinks, cap = rng.choice([None, matrix(rng, 1, scene.heads)[0]]), rng.choice([0.0, 2.0])
+    scene.parents = scene.parents if len(scene.lengths) > 1 else [[]]
 
     def run(b: Any) -> Any:
         batch = scene.batch(b, scene.pool(b))
         q_, k_, v_, sinks_ = handles(b, q, k, v, sinks)
         out = []
+        if len(scene.lengths) == 1:
+            batch.mass = {}
+            b.write_kv(k_, v_, batch, layer=0)
+            b.attention(q_, batch, layer=0, scale=0.3, soft_cap=cap, head_dim=scene.dim)
+            out.append(b.to_lists(batch.mass[0]))
+            batch.mass = None
         for layer, window in ((0, 0), (1, WINDOW)):
             b.write_kv(k_, v_, batch, layer=layer)
             asked = {"layer": layer, "scale": 0.3, "window": window, "soft_cap": cap, "head_dim": scene.dim}
             out.append(b.to_lists(b.attention(q_, batch, sinks=sinks_, **asked)))
         return out
+
+    return run
+
+
+@compares
+def compact(rng: random.Random) -> Run:
+    """One sequence in one KV group of two layers; what stays lies in places 0, 1, ... of other pages."""
+    shape, page_size = {"num_kv_heads": 2, "k_dim": 3, "v_dim": 3}, rng.choice([1, 2, 4])
+    window, count = rng.randint(1, 4), rng.randint(9, 40)
+    policy = SnapKV(rng.randint(window, 9), window, rng.choice([1, 3, 5]), block=4)
+    stays = count - policy.dropped(count)
+    columns = [-(-n // page_size) for n in (count, stays)]
+    pages = rng.sample(range(sum(columns) + 3), sum(columns))
+    tokens = matrix(rng, 2 * count, 2 * 2 * 3)
+    mass = {layer: matrix(rng, 2, count) for layer in (0, 1)}
+
+    def run(b: Any) -> Any:
+        pool = b.allocate_kv(sum(columns) + 3, page_size, (KVGroup((0, 1), **shape),))
+        for place in range(count):
+            pool.write(pages[place // page_size], place % page_size, tokens[2 * place], tokens[2 * place + 1])
+        before = [pool.read(page, 0) for page in pages[: columns[0]]]
+        sources, targets = pages[: columns[0]], pages[columns[0] :]
+        b.compact(pool, sources, targets, {at: b.weight("mass", each) for at, each in mass.items()}, policy)
+        assert [pool.read(page, 0) for page in sources] == before
+        found = [pool.read(targets[place // page_size], place % page_size) for place in range(stays)]
+        for layer, head in itertools.product((0, 1), (0, 1)):
+            kept = kept_after_prompt(mass[layer][head], stays, policy.window, policy.kernel)
+            part = slice(6 * layer + 3 * head, 6 * layer + 3 * head + 3)
+            for half in (0, 1):
+                assert [each[half][part] for each in found] == [tokens[2 * at + half][part] for at in kept]
+        return found
 
     return run
 

@@ -36,7 +36,7 @@ def test_backends_have_the_used_ops_with_the_declared_parameters(name: str) -> N
 def test_declared_names_follow_the_design() -> None:
     declared = """embed rms_norm layer_norm linear qk_norm rope write_kv attention latent_attention scan
         gated_activation moe add scale select_rows logits process_logits sample logprobs pool copy_pages
-        move_slots swap_out swap_in
+        move_slots compact swap_out swap_in
         all_reduce all_gather send recv"""
     assert set(OPS) == set(declared.split())
 

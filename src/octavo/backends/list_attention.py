@@ -75,6 +75,28 @@ def attend(
     return out
 
 
+def mass_of(
+    rows: Sequence[Sequence[Sequence[float]]],
+    positions: Sequence[int],
+    lanes: Sequence[tuple[Heads, Heads]],
+    scoring: Scoring,
+) -> list[list[float]]:
+    """[kv heads][positions]: of each key the weights that the rows [heads][head_dim] give it, over rows and heads."""
+    kv_heads = len(lanes[0][0])
+    mass = [[0.0] * len(lanes) for _ in range(kv_heads)]
+    for heads, position in zip(rows, positions, strict=True):
+        for head, query in enumerate(heads):
+            kv_head = head // (len(heads) // kv_heads)
+            keys = [lane[0][kv_head] for lane in lanes[: position + 1]]
+            scores = _scores(query, keys, scoring)
+            top = max(scores)
+            weights = [math.exp(score - top) for score in scores]
+            total = sum(weights)
+            for at, weight in enumerate(weights):
+                mass[kv_head][at] += weight / total
+    return mass
+
+
 def path_lanes(lanes: Sequence[Any], history: int, parents: Sequence[int], row: int) -> list[Any]:
     """What a tree row sees of its sequence's slots: the first `history`, then its ancestors and itself."""
     return [*lanes[:history], *(lanes[history + r] for r in path_of(parents, row))]
@@ -113,13 +135,16 @@ def _attend_head(chunks: Sequence[Partial], scoring: Scoring, head: int) -> list
 def _block_partial(
     query: Sequence[float], keys: list[Sequence[float]], columns: list[tuple[float, ...]], scoring: Scoring
 ) -> Partial:
-    scale, cap = scoring.scale, scoring.soft_cap
-    scores = [scale * sum(map(mul, query, key)) for key in keys]
-    if cap:
-        scores = [cap * math.tanh(score / cap) for score in scores]
+    scores = _scores(query, keys, scoring)
     top = max(scores)
     weights = [math.exp(score - top) for score in scores]
     return top, sum(weights), [sum(map(mul, weights, column)) for column in columns]
+
+
+def _scores(query: Sequence[float], keys: Sequence[Sequence[float]], scoring: Scoring) -> list[float]:
+    scale, cap = scoring.scale, scoring.soft_cap
+    scores = [scale * sum(map(mul, query, key)) for key in keys]
+    return [cap * math.tanh(score / cap) for score in scores] if cap else scores
 
 
 def _merge(older: Partial, newer: Partial) -> Partial:

@@ -86,6 +86,17 @@ class ListKVPool:
         for old, new in zip(self._page(from_page), self._page(to_page), strict=True):
             new[to_offset] = old[from_offset]
 
+    def keep(self, index: int, sources: Sequence[int], targets: Sequence[int], kept: Sequence[Sequence[int]]) -> None:
+        """Of the layer at `index`: place kept[head][i] of pages `sources` to place i of pages `targets`."""
+        lanes = [lane for page in sources for lane in self.lanes(page, index)]
+        for at, places in enumerate(zip(*kept, strict=True)):
+            held = [lanes[place] for place in places]
+            if None in held:
+                raise InvariantBroken(f"a place of {places} stays but was never written")
+            page, offset = targets[at // self.page_size], at % self.page_size
+            keys, values = ([lane[part][head] for head, lane in enumerate(held) if lane] for part in (0, 1))
+            self.lanes(page, index)[offset] = (keys, values)
+
     def forget(self, page: int) -> None:
         """Drop a page's contents: a later read of it raises."""
         self._pages.pop(page, None)

@@ -32,9 +32,11 @@ from octavo.backends.native_rows import LogitRows, RowRecords
 from octavo.backends.native_sampling import Drawn, SamplingOps
 from octavo.backends.native_smooth import smooth
 from octavo.backends.native_steps import StepArrays
+from octavo.backends.numpy_eviction import kept_of
 from octavo.backends.numpy_pooling import normed, pool
 from octavo.backends.ops import ForwardBatch, PoolSpan, SamplingRow
 from octavo.core.errors import InvalidInput
+from octavo.core.kv_eviction import SnapKV
 from octavo.core.kv_groups import KVGroup
 
 __all__ = ["NativeBackend", "NativeModel"]
@@ -158,6 +160,8 @@ class NativeBackend(SamplingOps):
         """A model made ready for this backend, with room for adapters; `load` gives it its weights. Raises InvalidInput
         for what cannot run."""
         room = adapters or NO_ADAPTERS
+        if model.config.snapkv is not None and not lib.gives_mass():
+            raise InvalidInput("kv_eviction", "snapkv", "this native library does not know it: build it again")
         return NativeModel(self, model, FormatPlan(format), resolve_kv_dtype(kv_dtype, format), room)
 
     # ---- steps
@@ -179,6 +183,7 @@ class NativeBackend(SamplingOps):
         no_write: Sequence[bool] = (),
         request_ids: Sequence[str] = (),
         parent_rows: Sequence[Sequence[int]] = (),
+        shifts: Sequence[int] = (),
     ) -> ForwardBatch:
         """A step from plain lists, as in the other backends. The library works slots out from the page tables.
 
@@ -189,6 +194,8 @@ class NativeBackend(SamplingOps):
         table = page_table if isinstance(page_table, np.ndarray) else _table(page_table)
         slots = np.arange(len(query_lens), dtype=np.int32) if table_rows is None else np.asarray(table_rows, np.int32)
         cache: dict[Any, Any] = {"table_row": slots}
+        if any(shifts):
+            cache["shifts"] = _by_table_row(table.shape[1], slots, shifts)
         if any(no_write):
             cache["no_write"] = np.asarray(no_write, np.uint8)
         lens = places[starts[1:] - 1] + 1
@@ -220,6 +227,17 @@ class NativeBackend(SamplingOps):
     def move_slots(self, kv: NativeKVPool, moves: Sequence[tuple[int, int]]) -> None:
         """Slot source to slot target, in order."""
         kv.move_slots(moves)
+
+    def compact(
+        self,
+        kv: NativeKVPool,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        mass: Mapping[int, Floats],
+        policy: SnapKV,
+    ) -> None:
+        """What stays of the prompt in pages sources to pages targets, chosen for each layer and head by its mass."""
+        kv.keep(sources, targets, kept_of(mass, policy))
 
     def swap_out(self, kv: NativeKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""
@@ -456,6 +474,13 @@ def _parents(query_lens: Sequence[int], parent_rows: Sequence[Sequence[int]]) ->
     """Of all rows of the step, chains as trees without a fork."""
     rows = [parents or range(-1, length - 1) for length, parents in zip(query_lens, parent_rows, strict=True)]
     return np.fromiter(chain.from_iterable(rows), np.int32)
+
+
+def _by_table_row(rows: int, slots: NDArray[np.int32], values: Sequence[int]) -> NDArray[np.int32]:
+    """A value of each sequence where its row in the page tables has it; of the others 0."""
+    found = np.zeros(rows, np.int32)
+    found[slots] = values
+    return found
 
 
 def _table(pages: Sequence[Sequence[Sequence[int]]]) -> NDArray[np.int32]:

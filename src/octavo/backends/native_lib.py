@@ -147,6 +147,7 @@ class Step(c.Structure):
             (name, _P)
             for name in ("sampling", "sampled", "parent_rows", "grammar_masks", "hidden", "scores", "adapters")
         ),
+        ("shifts", _P),
     )
 
 
@@ -241,6 +242,16 @@ def _load(path: Path) -> Any:
 def most_sink_tokens() -> int:
     """That attention takes; 0 in libraries from before it did."""
     return int(getattr(library(), "octavo_most_sink_tokens", lambda: 0)())
+
+
+def gives_mass() -> bool:
+    """Whether the library knows what is looked at, and keeps that; one from before does not."""
+    return hasattr(library(), "octavo_kv_keep")
+
+
+def step_size() -> int:
+    """Of its step record."""
+    return c.sizeof(Step) if gives_mass() else Step.shifts.offset
 
 
 def check(result: int, field: str = "native") -> int:

@@ -39,11 +39,19 @@ class PageTables:
 
     def __init__(self, num_groups: int, slots: int = 64, pages: int = 64) -> None:
         self.array = np.full((num_groups, slots, pages), -1, np.int32)
+        self.shifts = np.zeros(slots, np.int32)  # by slot: how much further than to their places rows turn
+        self.is_shifted = False  # any of them
+
+    def shift(self, slot: int, by: int) -> None:
+        """Keys were left out of a sequence: its rows turn so much further."""
+        self.shifts[slot] = by
+        self.is_shifted = self.is_shifted or by > 0
 
     def clear(self, slot: int) -> None:
         """A new sequence takes the slot."""
         self._grow(slot + 1, 1)
         self.array[:, slot] = -1
+        self.shifts[slot] = 0
 
     def place(self, slot: int, group: int, first: int, pages: Sequence[int]) -> None:
         """Entries first, first + 1, ... of one table."""
@@ -58,6 +66,7 @@ class PageTables:
         grown = np.full(shape, -1, np.int32)
         grown[:, :old_slots, :old_pages] = self.array
         self.array = grown
+        self.shifts = np.concatenate([self.shifts, np.zeros(shape[1] - old_slots, np.int32)])
 
 
 class NativeKVPool:
@@ -119,6 +128,16 @@ class NativeKVPool:
         """Slot source (page * page_size + offset) to slot target, all layers, in order."""
         flat = np.ascontiguousarray(moves, np.int64).reshape(-1)
         check(self._lib.octavo_kv_move_slots(self.handle, flat.ctypes.data, len(flat) // 2), "slots")
+
+    def keep(self, sources: Sequence[int], targets: Sequence[int], kept: NDArray[np.int64]) -> None:
+        """Place kept[layer, kv head, i] of pages `sources` to place i of pages `targets`; of one KV group."""
+        arrays = [np.ascontiguousarray(each, np.int32) for each in (sources, targets, kept)]
+        if arrays[2].shape[:2] != (self.depth, self.num_kv_heads):
+            raise InvalidInput("kept", kept.shape, f"give {self.depth} layers of {self.num_kv_heads} heads")
+        keep = self._lib.octavo_kv_keep
+        keep.restype, keep.argtypes = c.c_int32, (c.c_void_p, *(c.c_void_p, c.c_int32) * 3)
+        given = (value for a in arrays for value in (a.ctypes.data, a.shape[-1]))
+        check(keep(self.handle, *given), "pages")
 
     def write(self, page: int, offset: int, key: Sequence[float], value: Sequence[float]) -> None:
         """Store one token's key and value, all layers flattened."""

@@ -60,7 +60,8 @@ class NativeProgram:
         self._engine, self._places = engine, places  # outlive the program, as does the pool that owns it
         lib.close_with(self, self._lib.octavo_program_close, self.handle)
         self._num_ops, self._buffers = len(lowered.ops), lowered.buffers
-        self._step = lib.Step(size=ctypes.sizeof(lib.Step))
+        self._num_layers = lowered.num_layers
+        self._step = lib.Step(size=lib.step_size())
         self._sampled = np.empty(limits.logit_rows, np.int32)
         self._step.sampled = self._sampled.ctypes.data
         self._kept: ForwardBatch | None = None  # whose sizes and addresses are in `_step`
@@ -93,8 +94,11 @@ class NativeProgram:
         """`run`, drawing as `asked`, which has the logprobs thereafter."""
         step = self._step
         self._fill(batch)
+        mass = None if batch.mass is None else self._mass(batch)
         step.samples, step.sampling = len(asked.records), ctypes.addressof(asked.records)
         lib.check(self._lib.octavo_run(self.handle, step), "step")
+        if batch.mass is not None and mass is not None:
+            batch.mass |= dict(enumerate(mass))
         return self._logits(step.logit_rows), self._sampled[: step.samples].tolist()
 
     def draw(self, batch: ForwardBatch) -> list[int]:
@@ -135,6 +139,15 @@ class NativeProgram:
         step.parent_rows = None if parents is None else parents.ctypes.data
         places = batch.cache.get("adapters")
         step.adapters = None if places is None else places.ctypes.data
+        shifts = batch.cache.get("shifts")
+        step.shifts = None if shifts is None else shifts.ctypes.data
+        step.scores = None
+
+    def _mass(self, batch: ForwardBatch) -> Floats:
+        """Room for the attention mass of a step, [layers, kv heads, keys], which the step is told of."""
+        mass = np.empty((self._num_layers, batch.kv.num_kv_heads, int(batch.positions[-1]) + 1), np.float32)
+        self._step.scores = mass.ctypes.data
+        return mass
 
     def _logits(self, rows: int) -> Floats:
         if not rows:

@@ -89,6 +89,9 @@ class StepArrays:
             self._slots = slots
         batch.token_ids[:] = token_ids
         batch.positions[:] = positions
+        if self.tables.is_shifted:
+            batch.positions -= self.tables.shifts[batch.cache["table_row"]]
+            batch.cache["shifts"] = self.tables.shifts
         np.add(batch.positions, 1, out=batch.seq_lens)
         batch.cache["index"][:] = output_indices
         return batch

@@ -46,6 +46,25 @@ def attention(q: Floats, batch: ForwardBatch, scoring: Scoring, turned: Floats |
     return out
 
 
+def mass(q: Floats, batch: ForwardBatch, scoring: Scoring) -> Floats:
+    """[kv heads, positions]: of each key the weights that the rows of the one sequence give it, over rows and heads."""
+    pool: NumpyKVPool = batch.kv
+    group, index = pool.where[scoring.layer]
+    seen = np.arange(int(batch.positions[-1]) + 1)
+    pages = np.asarray(batch.page_table[group][0])
+    keys = pool.keys[index][pages[seen // pool.page_size] * pool.page_size + seen % pool.page_size]
+    heads = q.reshape(len(q), pool.num_kv_heads, -1, scoring.head_dim).transpose(1, 0, 2, 3)  # [KVH, T, group, D]
+    by_head = keys.reshape(len(seen), pool.num_kv_heads, -1).transpose(1, 2, 0)
+    scores = np.float32(scoring.scale) * (heads.reshape(pool.num_kv_heads, -1, scoring.head_dim) @ by_head)
+    if scoring.soft_cap:
+        scores = np.float32(scoring.soft_cap) * np.tanh(scores / np.float32(scoring.soft_cap))
+    hidden = np.repeat(seen > batch.positions[:, None], heads.shape[2], axis=0)
+    scores[:, hidden] = -np.inf
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    found: Floats = (weights / weights.sum(axis=2, keepdims=True)).sum(axis=1)
+    return found
+
+
 def _token_by_token(
     q: Floats, unit: Unit, batch: ForwardBatch, scoring: Scoring, turned: Floats | None = None
 ) -> Floats:

@@ -6,7 +6,7 @@ outside near ties, not the same bits (design, promise 1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import numpy_attention, numpy_sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
+from octavo.backends.numpy_eviction import kept_of
 from octavo.backends.numpy_pages import NumpyKVPool
 from octavo.backends.numpy_pooling import pool
 from octavo.backends.numpy_quantized import NumpyQuantized
@@ -25,11 +26,13 @@ from octavo.backends.ops import (
     RowAdapters,
     SamplingRow,
     batch_fields,
+    check_mass,
     check_sinks,
 )
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
+from octavo.core.kv_eviction import SnapKV
 from octavo.core.kv_groups import KVGroup
 
 Floats = NDArray[np.float32]
@@ -74,15 +77,16 @@ class NumpyBackend:
         no_write: Sequence[bool] = (),
         request_ids: Sequence[str] = (),
         parent_rows: Sequence[Sequence[int]] = (),
+        shifts: Sequence[int] = (),
     ) -> ForwardBatch:
         """A step from plain lists: S sequences of `query_lens` tokens, page tables [G][S][*].
 
         `logit_rows` defaults to the last token of each sequence; `no_write[r]` says that row r's K/V is already stored;
-        `parent_rows[r]` makes its rows a tree: see `ops.batch_fields`.
+        `parent_rows[r]` makes its rows a tree, `shifts[r]` has them turn further: see `ops.batch_fields`.
         """
-        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write, parent_rows)
-        for name in ("token_ids", "positions", "cu_seqlens_q", "seq_lens", "slot_mapping"):
-            fields[name] = np.asarray(fields[name], np.int64)
+        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write, parent_rows, shifts)
+        for name in ("token_ids", "positions", "cu_seqlens_q", "seq_lens", "slot_mapping", "rope_positions"):
+            fields[name] = None if fields[name] is None else np.asarray(fields[name], np.int64)
         rows = fields["cu_seqlens_q"][1:] - 1 if logit_rows is None else np.asarray(logit_rows, np.int64)
         return ForwardBatch(**fields, logit_rows=rows, kv=kv, request_ids=tuple(request_ids))
 
@@ -188,7 +192,8 @@ class NumpyBackend:
     ) -> tuple[Floats, Floats]:
         """Rotate every head of q[T, Q] and k[T, KV] by its token's position."""
         if rope not in batch.cache:
-            angles = batch.positions[:, None, None] * np.asarray(rope.inv_freq, np.float64)  # [T, 1, rotary / 2]
+            positions = batch.positions if batch.rope_positions is None else batch.rope_positions
+            angles = positions[:, None, None] * np.asarray(rope.inv_freq, np.float64)  # [T, 1, rotary / 2]
             batch.cache[rope] = [(f(angles) * rope.attention_factor).astype(np.float32) for f in (np.cos, np.sin)]
         cos, sin = batch.cache[rope]
         return _rotate(q, cos, sin, head_dim), _rotate(k, cos, sin, head_dim)
@@ -219,6 +224,9 @@ class NumpyBackend:
     ) -> Floats:
         """softmax(scale * q . k) . v over each row's visible positions, read from pages. [T, Q] -> [T, Q]."""
         scoring = numpy_attention.Scoring(layer, scale, window, soft_cap, sinks, head_dim, sink_tokens)
+        if batch.mass is not None:
+            check_mass(window, batch)
+            batch.mass[layer] = numpy_attention.mass(q, batch, scoring)
         if rope is None or not sink_tokens:
             return numpy_attention.attention(q, batch, scoring)
         check_sinks(sink_tokens, window, rope, batch.parent_rows)
@@ -236,6 +244,17 @@ class NumpyBackend:
         """Slot source to slot target, in order."""
         for source, target in moves:
             kv.move_slot(source, target)
+
+    def compact(
+        self,
+        kv: NumpyKVPool,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        mass: Mapping[int, Floats],
+        policy: SnapKV,
+    ) -> None:
+        """What stays of the prompt in pages sources to pages targets, chosen for each layer and head by its mass."""
+        kv.keep(sources, targets, kept_of(mass, policy))
 
     def swap_out(self, kv: NumpyKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""

@@ -91,6 +91,16 @@ class NumpyKVPool:
         for store in (self.keys, self.values):
             store[:, target] = store[:, source]
 
+    def keep(self, sources: Sequence[int], targets: Sequence[int], kept: Ints) -> None:
+        """Place kept[layer, kv head, i] of pages `sources` to place i of pages `targets`; of one KV group."""
+        layers, heads, count = kept.shape
+        slots_of = lambda pages, at: np.asarray(pages)[at // self.page_size] * self.page_size + at % self.page_size  # noqa: E731
+        source, target = slots_of(sources, kept), slots_of(targets, np.arange(count))
+        layer, head = np.arange(layers)[:, None, None], np.arange(heads)[None, :, None]
+        for store in (self.keys, self.values):
+            by_head = store.reshape(len(store), -1, heads, store.shape[2] // heads)
+            by_head[layer, target, head] = by_head[layer, source, head]
+
     def forget(self, page: int) -> None:
         """The page is free. Its bytes may stay: no lane reaches them before they are written again."""
 

@@ -120,6 +120,8 @@ class ForwardBatch:
     sampling: tuple[SamplingRow, ...] = ()  # [R] draws that a backend may make during the step; (): none
     draws: Any = None  # [R] the same as a backend's own records, for its `draw`
     adapters: Mapping[str, RowAdapters] = field(default_factory=dict)  # by projection (a weight's name without .weight)
+    rope_positions: Any = None  # [T] by which rows turn, where that is not `positions`: keys before them were left out
+    mass: dict[int, Any] | None = None  # `attention` puts its mass there: by layer, [kv heads][keys]
     cache: dict[Any, Any] = field(default_factory=dict)  # what a backend computes once per step
 
 
@@ -181,7 +183,8 @@ _FORWARD = (
     ),
     OpSpec(
         "rope",
-        "Half-rotation of every head by its token's absolute position. Returns (q, k).",
+        "Half-rotation of every head by its token's absolute position: batch.rope_positions, where given. "
+        "Returns (q, k).",
         (_spec("q", "T Q"), _spec("k", "T KV"), _BATCH),
         (_spec("q", "T Q"), _spec("k", "T KV")),
         ("rope", "head_dim"),
@@ -202,7 +205,8 @@ _FORWARD = (
         "sink_tokens n, with a window: the first n tokens are seen as well, as near as sinks and window are long: for "
         "them q at p is turned back by max(0, p - (n + window - 1)) positions of `rope` (StreamingLLM). They are a "
         "block of their own, before all others. "
-        "Exported scores are declared, not used yet.",
+        "With batch.mass, of one chain, and no window: of each key the weights that the rows give it go there, summed "
+        "over the rows and the query heads that share it, ascending.",
         (_spec("q", "T Q"), _BATCH, _weight("sinks", "nH", "extra logit per query head", optional=True)),
         (_spec("y", "T Q"),),
         ("layer", "scale", "window", "soft_cap", "head_dim", "sink_tokens", "rope"),
@@ -322,6 +326,18 @@ _PAGES = (
         tensor=False,
     ),
     OpSpec(
+        "compact",
+        "Of the tokens in pages `sources` of a KV group, those that stay of a prompt go to places 0, 1, ... of pages "
+        "`targets`, for each layer and kv head by itself: `SnapKV.dropped` of them do not (`kept_after_prompt`).",
+        (
+            *(_KV_POOL, _spec("sources", "*", "int"), _spec("targets", "*", "int")),
+            _spec("mass", "", "object", "of each layer, [kv heads][tokens]"),
+            _spec("policy", "", "object", "SnapKV"),
+        ),
+        (),
+        tensor=False,
+    ),
+    OpSpec(
         "swap_out",
         "All bytes of page source into host page target, with their checksum, for each pair.",
         (_KV_POOL, _HOST, _PAIRS),
@@ -353,6 +369,12 @@ def check_sinks(sink_tokens: int, window: int, rope: RopeTable, parent_rows: Seq
         raise InvalidInput("parent_rows", parent_rows, "trees are not defined beside sink tokens: give chains")
 
 
+def check_mass(window: int, batch: ForwardBatch) -> None:
+    """Raises InvalidInput where the attention mass of a step is not defined."""
+    if window or any(batch.parent_rows) or len(batch.seq_lens) != 1:
+        raise InvalidInput("mass", window, "it is defined for one chain that sees all before it")
+
+
 def batch_fields(
     token_ids: Sequence[int],
     positions: Sequence[int],
@@ -361,11 +383,13 @@ def batch_fields(
     page_size: int,
     no_write: Sequence[bool] = (),
     parent_rows: Sequence[Sequence[int]] = (),
+    shifts: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The fields of a ForwardBatch that follow from the given ones, as plain lists. Arguments as in `Backend.batch`.
 
     Sequence s owns `query_lens[s]` rows, row i in the slot of its first position + i: a chain's rows at their
-    positions, a tree's beside each other. The slots of a `no_write` sequence are NO_SLOT.
+    positions, a tree's beside each other. The slots of a `no_write` sequence are NO_SLOT. `shifts[s]`: how much further
+    than to their positions its rows turn.
     Raises InvariantBroken when a token would be written to a freed page, InvalidInput for what is no tree.
     """
     starts = [0]
@@ -389,7 +413,13 @@ def batch_fields(
         "page_table": page_table,
         "slot_mapping": slots,
         "parent_rows": tuple(map(tuple, parent_rows)),
+        "rope_positions": _turning(positions, starts, shifts) if any(shifts) else None,
     }
+
+
+def _turning(positions: Sequence[int], starts: Sequence[int], shifts: Sequence[int]) -> list[int]:
+    spans = zip(itertools.pairwise(starts), shifts, strict=True)
+    return [position + shift for (start, stop), shift in spans for position in positions[start:stop]]
 
 
 def check_tree(positions: Sequence[int], parents: Sequence[int]) -> None:

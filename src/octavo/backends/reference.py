@@ -15,7 +15,7 @@ from typing import Any
 
 from octavo.backends import sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
-from octavo.backends.list_attention import Scoring, attend, path_lanes
+from octavo.backends.list_attention import Scoring, attend, mass_of, path_lanes
 from octavo.backends.list_pages import ListKVPool, split_heads
 from octavo.backends.ops import (
     NO_SLOT,
@@ -25,11 +25,13 @@ from octavo.backends.ops import (
     RowAdapters,
     SamplingRow,
     batch_fields,
+    check_mass,
     check_sinks,
 )
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, InvariantBroken
+from octavo.core.kv_eviction import SnapKV, kept_after_prompt
 
 Vector = list[float]
 Matrix = list[Vector]
@@ -75,13 +77,14 @@ class ReferenceBackend:
         no_write: Sequence[bool] = (),
         request_ids: Sequence[str] = (),
         parent_rows: Sequence[Sequence[int]] = (),
+        shifts: Sequence[int] = (),
     ) -> ForwardBatch:
         """A step from plain lists: S sequences of `query_lens` tokens, page tables [G][S][*].
 
         `logit_rows` defaults to the last token of each sequence; `no_write[r]` says that row r's K/V is already stored;
-        `parent_rows[r]` makes its rows a tree: see `ops.batch_fields`.
+        `parent_rows[r]` makes its rows a tree, `shifts[r]` has them turn further: see `ops.batch_fields`.
         """
-        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write, parent_rows)
+        fields = batch_fields(token_ids, positions, query_lens, page_table, kv.page_size, no_write, parent_rows, shifts)
         rows = [stop - 1 for stop in fields["cu_seqlens_q"][1:]] if logit_rows is None else list(logit_rows)
         return ForwardBatch(**fields, logit_rows=rows, kv=kv, request_ids=tuple(request_ids))
 
@@ -174,7 +177,8 @@ class ReferenceBackend:
         """Rotate every head of q[T, Q] and k[T, KV] by its token's position."""
         turns = batch.cache.get(rope)
         if turns is None:
-            turns = batch.cache[rope] = [_turns(position, rope) for position in batch.positions]
+            positions = batch.positions if batch.rope_positions is None else batch.rope_positions
+            turns = batch.cache[rope] = [_turns(position, rope) for position in positions]
         return _rotate(q, turns, head_dim), _rotate(k, turns, head_dim)
 
     def write_kv(self, k: Matrix, v: Matrix, batch: ForwardBatch, *, layer: int) -> None:
@@ -213,6 +217,10 @@ class ReferenceBackend:
         if rope is not None:
             check_sinks(sink_tokens, window, rope, batch.parent_rows)
         out: Matrix = []
+        if batch.mass is not None:
+            check_mass(window, batch)
+            lanes = self._read_lanes(batch, 0, layer, 0, batch.positions[-1] + 1)
+            batch.mass[layer] = mass_of([split_heads(row, head_dim) for row in q], batch.positions, lanes, scoring)
         for row, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q)):
             if start == stop:
                 continue
@@ -237,6 +245,22 @@ class ReferenceBackend:
         """Slot source to slot target, in order."""
         for source, target in moves:
             kv.move_slot(source, target)
+
+    def compact(
+        self,
+        kv: ListKVPool,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        mass: Mapping[int, Sequence[Sequence[float]]],
+        policy: SnapKV,
+    ) -> None:
+        """What stays of the prompt in pages sources to pages targets, chosen for each layer and head by its mass."""
+        for layer, heads in mass.items():
+            kept = [
+                kept_after_prompt(scores, len(scores) - policy.dropped(len(scores)), policy.window, policy.kernel)
+                for scores in heads
+            ]
+            kv.keep(kv.where[layer][1], sources, targets, kept)
 
     def swap_out(self, kv: ListKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""

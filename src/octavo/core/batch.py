@@ -53,6 +53,21 @@ class PageTableDelta:
     pages: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Compaction:
+    """A prompt is complete: before its row is computed, what stays of it goes to other pages (`SnapKV`).
+
+    Its first ``num_tokens`` tokens, of which ``token_ids`` are the last ones, are in the pages ``sources``; those that
+    stay are to fill ``targets`` in their order. They stand in the last columns of the prompt, so the columns before are
+    free.
+    """
+
+    num_tokens: int
+    token_ids: tuple[int, ...]  # what these look at says what stays
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class ScheduledRow:
     """One branch's share of a step: ``len(token_ids)`` tokens at positions ``start, start + 1, ...``.
@@ -75,6 +90,7 @@ class ScheduledRow:
     init: SlotInit | None = None
     reason: str = ""  # why it runs now: "decode", "prefill", "chunk 2 of 5", "recompute", ...
     num_drafts: int = 0
+    compaction: Compaction | None = None
 
     @property
     def num_scheduled_tokens(self) -> int:

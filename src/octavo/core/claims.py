@@ -36,7 +36,8 @@ class Claims:
             if follows(branch):
                 return len(self.kv.groups)
             if branch.state is RequestState.DECODING:
-                return 0
+                is_first = branch.num_resident_tokens == branch.num_prompt_tokens
+                return self.kv.compaction_pages(branch.key, branch.num_prompt_tokens) if is_first else 0
             tokens = min(tokens, branch.num_tokens + 1)
         return max(0, self.kv.num_pages_needed(tokens, self.config.max_prefill_chunk) - held) + copies
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from octavo.core.errors import InvalidInput
 from octavo.core.host_tier import HostTier, SavedColumn
 from octavo.core.kv_audit import audit_kv
-from octavo.core.kv_branches import BranchTables
+from octavo.core.kv_compaction import CompactedTables
 from octavo.core.kv_groups import KVGroup, make_kv_groups
 from octavo.core.kv_store import KVHandle, KVStore, ListKVStore
 from octavo.core.kv_swaps import SwapPlan
@@ -32,7 +32,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class KVCacheManager(BranchTables):
+class KVCacheManager(CompactedTables):
     """Page tables, prefix reuse, copy-on-write and windows of all branches of one model.
 
     `groups` must have equal page bytes (`make_kv_groups`). `store` holds token K/V for `append` and `read`; it is told

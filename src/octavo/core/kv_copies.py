@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from octavo.core.batch import PageCopy
@@ -35,6 +36,17 @@ class CopyPlan:
         self._planned[target] = _Planned(source, ticket)
         undo.push(lambda: self._undo(target, ticket))
         return PageCopy(source, target)
+
+    def hold(self, pages: Sequence[int], undo: UndoLog) -> None:
+        """The step reads these pages, whoever owns them: they are not reused while it runs."""
+        ticket = self._allocator.open_ticket("copy", pages)
+        self._taken.append(ticket)
+        undo.push(lambda: self._let_go(ticket))
+
+    def _let_go(self, ticket: Ticket) -> None:
+        if ticket in self._taken:
+            self._taken.remove(ticket)
+        self._allocator.retire(ticket)
 
     def call_off(self, target: int) -> None:
         """Nobody owns `target` any more: the copy into it, if one is planned, is not made."""

@@ -7,11 +7,20 @@ now, the oldest first. Where scores tie the older place is kept, so that the ans
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from octavo.core.errors import InvalidInput
 
-__all__ = ["StreamingLLM", "heavy_hitters", "kept_after_prompt", "parse_eviction", "pooled", "sinks_and_recent"]
+__all__ = [
+    "Eviction",
+    "SnapKV",
+    "StreamingLLM",
+    "heavy_hitters",
+    "kept_after_prompt",
+    "parse_eviction",
+    "pooled",
+    "sinks_and_recent",
+]
 
 _MOST = 1 << 27  # tokens
 
@@ -34,26 +43,57 @@ class StreamingLLM:
                 raise InvalidInput(f"kv_eviction: {name}", getattr(self, name), f"give 1 to {most}")
 
 
-def parse_eviction(text: str) -> StreamingLLM | None:
-    """``streaming_llm:sinks=4,window=1024`` (numbers as in `StreamingLLM` where not given); empty: None.
+@dataclass(frozen=True)
+class SnapKV:
+    """What an engine may keep of each prompt once it is complete: see `kept_after_prompt`. Later tokens all stay.
+
+    Whole ``block``s of tokens go, as many as leave ``capacity`` at least: up to block - 1 more stay.
+    """
+
+    capacity: int = 1024  # tokens
+    window: int = 32  # tokens at the end that say what is looked at
+    kernel: int = 5
+    block: int = 64  # tokens; a multiple of the page size
+
+    def __post_init__(self) -> None:
+        for name, most in (("capacity", _MOST), ("window", min(256, self.capacity)), ("kernel", 63), ("block", 4096)):
+            if not 1 <= getattr(self, name) <= most:
+                raise InvalidInput(f"kv_eviction: {name}", getattr(self, name), f"give 1 to {most}")
+        if self.kernel % 2 == 0:
+            raise InvalidInput("kv_eviction: kernel", self.kernel, "give an odd number")
+
+    def dropped(self, num_tokens: int) -> int:
+        """How many of a prompt's tokens are forgotten."""
+        return max(0, num_tokens - self.capacity) // self.block * self.block
+
+
+Eviction = StreamingLLM | SnapKV
+_METHODS: dict[str, type[Eviction]] = {"streaming_llm": StreamingLLM, "snapkv": SnapKV}
+_EXAMPLES = "streaming_llm:sinks=4,window=1024 or snapkv:capacity=1024,window=32"
+
+
+def parse_eviction(text: str) -> Eviction | None:
+    """``streaming_llm:sinks=4,window=1024``, ``snapkv:capacity=1024,window=32,kernel=5,block=64`` (numbers as in
+    `StreamingLLM` and `SnapKV` where not given); empty: None.
 
     Raises ``InvalidInput`` for what cannot be done while requests are served.
     """
     if not text:
         return None
     method, _, rest = text.partition(":")
-    if method in ("h2o", "snapkv"):
-        remedy = "is measured by benchmarks/lossy_kv.py, not served: kernels do not hand out weights; use streaming_llm"
-        raise InvalidInput("kv_eviction", text, f"{method} {remedy}")
-    if method != "streaming_llm":
-        raise InvalidInput("kv_eviction", text, "give streaming_llm:sinks=4,window=1024, or nothing")
+    if method == "h2o":
+        remedy = "is measured by benchmarks/lossy_kv.py, not served: its sums over all queries are kept nowhere"
+        raise InvalidInput("kv_eviction", text, f"h2o {remedy}; use snapkv or streaming_llm")
+    if method not in _METHODS:
+        raise InvalidInput("kv_eviction", text, f"give {_EXAMPLES}, or nothing")
+    names = [item.name for item in fields(_METHODS[method])]
     numbers: dict[str, int] = {}
     for item in rest.split(",") if rest else ():
         name, _, value = item.partition("=")
-        if name not in ("sinks", "window") or name in numbers or not value.isdecimal() or len(value) > 9:
-            raise InvalidInput("kv_eviction", item, "give each number once: streaming_llm:sinks=4,window=1024")
+        if name not in names or name in numbers or not value.isdecimal() or len(value) > 9:
+            raise InvalidInput("kv_eviction", item, f"give each number once: {_EXAMPLES}")
         numbers[name] = int(value)
-    return StreamingLLM(**numbers)
+    return _METHODS[method](**numbers)
 
 
 def sinks_and_recent(count: int, sinks: int, recent: int) -> Places:

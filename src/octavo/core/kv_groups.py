@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.errors import InvalidInput
+from octavo.core.kv_eviction import SnapKV
 
 __all__ = ["DTYPE_BYTES", "KVGroup", "make_kv_groups"]
 
@@ -30,6 +31,9 @@ class KVGroup:
     sinks: int = 0  # with a window: the first `sinks` tokens stay visible
     dtype: str = "fp32"
     padded_layers: int = 0
+    kept: int = 0  # of a complete prompt, at least: the rest is forgotten in steps of `forgets` tokens; 0: all stays
+    forgets: int = 1
+    looks: int = 0  # tokens at its end that say what stays
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -52,9 +56,15 @@ class KVGroup:
     def most_columns(self, num_tokens: int, page_size: int, max_chunk: int | None) -> int:
         """Columns of so many tokens that hold a page at once, at most, if no step computes more than ``max_chunk``."""
         columns = -(-num_tokens // page_size)
+        if self.kept and num_tokens >= self.kept + self.forgets:  # what stays is copied before the rest is free
+            return columns + self.kept_columns(page_size)
         if self.window == 0 or max_chunk is None:
             return columns
         return min(columns, -(-self.sinks // page_size) + (self.window + max_chunk + page_size - 2) // page_size + 1)
+
+    def kept_columns(self, page_size: int) -> int:
+        """Columns that hold what stays of a prompt, at most."""
+        return -(-(self.kept + self.forgets - 1) // page_size)
 
     def needed_columns(self, num_tokens: int, page_size: int) -> tuple[int, int]:
         """Columns of the page table that positions >= num_tokens - 1 may still read: [0, sinks) and [first, ...).
@@ -75,11 +85,13 @@ def make_kv_groups(
     v_dim: int = 1,
     dtype: str = "fp32",
     sinks: int = 0,
+    snapkv: SnapKV | None = None,
 ) -> tuple[KVGroup, ...]:
     """Group layers of equal window (0: global) into groups of equal layer count, with the least padding.
 
     Of the layer counts with the least padding the largest is taken: 15 windowed and 3 global layers make 6 groups of 3.
-    Groups are ordered by their first layer. ``sinks``: first tokens that windowed layers keep.
+    Groups are ordered by their first layer. ``sinks``: first tokens that windowed layers keep. ``snapkv``: what
+    stays of a prompt.
     Raises `InvalidInput` without layers or for a negative window.
     """
     if not layer_windows:
@@ -98,6 +110,9 @@ def make_kv_groups(
             window=window,
             sinks=sinks if window else 0,
             dtype=dtype,
+            kept=snapkv.capacity if snapkv else 0,
+            forgets=snapkv.block if snapkv else 1,
+            looks=snapkv.window if snapkv else 0,
             padded_layers=max(0, size - len(layers[start : start + size])),
         )
         for window, layers in by_window.items()

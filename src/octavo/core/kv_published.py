@@ -62,7 +62,7 @@ class PublishedTables:
         self._deferred.pop(branch_key, None)
         published = branch.cursor.end * self.page_size if branch.cursor else 0
         self._check_resident(branch, units, num_resident, published)
-        branch.present = num_resident
+        branch.present, branch.compaction = num_resident, None
         self._publish(branch, units, num_resident)
         self._free_behind(branch, num_resident)
         if branch.cursor is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from octavo.core.batch import PageCopy, PageTableDelta
+from octavo.core.batch import Compaction, PageCopy, PageTableDelta
 from octavo.core.pages import Owner, OwnerKind, PageCounts
 from octavo.core.prefix_node import TOMBSTONE, PrefixNode, PrefixStats
 
@@ -61,6 +61,7 @@ class BranchPages:
     pending: list[PageTableDelta] = field(default_factory=list)  # changes that the runner has not been told
     behind: list[int] = field(default_factory=list)  # per group: the window has passed the columns before this
     released: bool = False
+    compaction: Compaction | None = None  # of the step that is planned, or in flight
 
     def __post_init__(self) -> None:
         self.owner = Owner(OwnerKind.BRANCH, self.key)

@@ -388,6 +388,7 @@ class Planner:
             hit = self._add_to_gang(branch, tokens, draft, hit)
         self.roster.computing(branch, draft.undo)
         row = make_row(branch, tokens, deltas, hit)
+        row.compaction = self.kv.compaction_of(branch.key)
         branch.last_step, branch.needs_init = draft.step, False
         branch.waiting_reason = WaitingReason.NONE
         draft.others.append(row)

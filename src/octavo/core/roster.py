@@ -65,6 +65,9 @@ class Roster:
 
     def bounded(self, branch: Branch, tokens: int) -> int:
         """``tokens`` of a prompt, or what a bulk request may have of them in one step."""
+        left = branch.num_prompt_tokens - branch.num_resident_tokens
+        if self.kv.forgets_prompts and 0 < left < tokens:
+            tokens = left  # what comes behind a prompt sees what stays of it
         if not branch.request.bulk:
             return tokens
         return min(tokens, bulk_chunk(branch, self.running, self.num_bulk == len(self.requests)))

@@ -49,12 +49,14 @@ class SteadyDecodes:
             if branch.last_step <= oldest or branch.num_preemptions >= most:
                 return [], running
             if branch.state is _DECODING and branch.is_plain and branch.waiting_reason is _NOT_BLOCKED:
-                (rest if branch.key in drafts else steady).append(branch)
+                is_first = self.kv.forgets_prompts and _ends_prompt(branch)
+                (rest if is_first or branch.key in drafts else steady).append(branch)
             else:
                 rest.append(branch)
         if not rest:
             return steady, rest
         columns = [min(b.num_missing_tokens, self.config.max_prefill_chunk) // self.kv.page_size + 2 for b in rest]
+        columns += [self.kv.compaction_pages(b.key, b.num_prompt_tokens) for b in rest if _ends_prompt(b)]
         if self.kv.free_pages() < (len(steady) + sum(columns)) * len(self.kv.groups):
             return [], running
         return steady, rest
@@ -125,6 +127,8 @@ class SteadyDecodes:
         """Cover the next ``tokens`` tokens with pages: what the runner's tables lack; None leaves nothing changed."""
         draft.undo.push(partial(self._count_pages, branch))  # runs after `reserve` is taken back
         try:
+            if _ends_prompt(branch):
+                self.kv.compact(branch.key, branch.request.prompt_token_ids, draft.undo)
             deltas = self.kv.reserve(branch.key, branch.num_resident_tokens + tokens, draft.undo)
         except OutOfPages:
             return None
@@ -134,6 +138,11 @@ class SteadyDecodes:
 
     def _count_pages(self, branch: Branch) -> None:
         branch.kv_blocks = self.kv.num_branch_pages(branch.key)
+
+
+def _ends_prompt(branch: Branch) -> bool:
+    """True if all of the prompt is resident, and nothing else."""
+    return branch.num_resident_tokens == branch.num_prompt_tokens
 
 
 def _restore_steps(branches: Sequence[Branch], steps: Sequence[int]) -> None:

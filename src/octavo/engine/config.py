@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.backends.adapters import AdapterRoom
 from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import StreamingLLM, parse_eviction
+from octavo.core.kv_eviction import Eviction, SnapKV, parse_eviction
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
 from octavo.core.speculative_config import DRAFT_MODEL, METHODS, asked_of, check_method
 from octavo.engine.adapters import MAX_LORAS, MAX_RANK, check_name
@@ -48,7 +48,9 @@ class EngineConfig:
     kv_dtype: str = _flag("auto", "How keys and values are kept: auto, fp32, bf16 or int8.")
     page_size: int = _flag(16, "Tokens in one KV page.")
     kv_eviction: str = _flag(
-        "", "Forget, which changes answers: streaming_llm:sinks=4,window=1024 keeps that many tokens; empty: nothing."
+        "",
+        "Forget, which changes answers: streaming_llm:sinks=4,window=1024 keeps that many tokens, snapkv:capacity=1024 "
+        "that many of a prompt; empty: nothing.",
     )
     kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")
     host_kv_memory: str = _flag("", "Memory that keeps what the prefix cache evicts, such as 1GiB; empty: none.")
@@ -137,9 +139,20 @@ class EngineConfig:
             raise InvalidInput("speculative", method, "give ngram or suffix beside kv_eviction")
         if asked.get("tree"):
             raise InvalidInput("speculative_config.tree", True, "leave it out: trees do not go with kv_eviction")
+        if isinstance(self.eviction, SnapKV):
+            self._check_snapkv(self.eviction)
+
+    def _check_snapkv(self, policy: SnapKV) -> None:
+        if policy.block % self.page_size:
+            remedy = f"give a page size that divides its block, {policy.block}: pages go as a whole"
+            raise InvalidInput("page_size", self.page_size, remedy)
+        if policy.window > self.max_batched_tokens:
+            raise InvalidInput("kv_eviction: window", policy.window, "give at most max_batched_tokens")
+        if self.backend == "null":
+            raise InvalidInput("kv_eviction", self.kv_eviction, "give a backend that looks at something")
 
     @property
-    def eviction(self) -> StreamingLLM | None:
+    def eviction(self) -> Eviction | None:
         """What is forgotten. Raises ``InvalidInput``."""
         return parse_eviction(self.kv_eviction)
 

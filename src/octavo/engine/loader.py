@@ -16,6 +16,7 @@ from typing import Any
 from octavo.backends import available_backends, create_backend
 from octavo.core.errors import InvalidInput
 from octavo.core.facts import scheduler_facts
+from octavo.core.kv_eviction import StreamingLLM
 from octavo.engine.config import MAX_DEFAULT_CONTEXT, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.disk_pages import TAIL_BYTES, DiskPages
@@ -147,7 +148,7 @@ def _plan(config: EngineConfig, source: _Source, draft: _Draft | None) -> tuple[
     """The memory plan, the longest sequence, and how a compiled model will run (instruction set, formats)."""
     model_config = ModelConfig.from_dict(source.config)
     limit = model_config.max_position_embeddings
-    if config.max_seq_len > limit and config.eviction is None:
+    if config.max_seq_len > limit and not isinstance(config.eviction, StreamingLLM):
         raise InvalidInput(
             "max_seq_len", config.max_seq_len, f"the model's context is {limit} tokens; give at most that"
         )

@@ -17,7 +17,7 @@ from octavo.backends.host_pages import HostPages
 from octavo.backends.quantization import QuantConfig, QuantizedTensor, quantize
 from octavo.core.errors import InvalidInput
 from octavo.core.kv import KVCacheManager
-from octavo.core.kv_eviction import StreamingLLM
+from octavo.core.kv_eviction import Eviction
 from octavo.core.scheduler import ContinuousBatchScheduler, SchedulerConfig
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.engine.adapters import AdapterTable
@@ -68,8 +68,14 @@ class ModelParts:
             kv_dtype=kv_dtype,
             ropes=self.model.ropes,
             verifier=f"residual {self.lookup}" if self.lookup else "",
-            eviction=f"{self.config.window_sinks} {self.config.layer_windows}" if self.config.window_sinks else "",
+            eviction=self._eviction,
         )
+
+    @property
+    def _eviction(self) -> str:
+        """What is forgotten, in words that tell it from everything else that could be; empty: nothing."""
+        c = self.config
+        return str(c.snapkv or "") or (f"{c.window_sinks} {c.layer_windows}" if c.window_sinks else "")
 
     def namespace(self, salt: str = "", adapter: str = "") -> str:
         """Where this model's prefixes are kept, for one tenant's salt (a string, or ``InvalidInput``) and with an
@@ -134,7 +140,7 @@ def build_core(
         page_size,
         groups,
         store=pool,
-        enable_prefix_cache=prefix_cache and not parts.config.window_sinks,
+        enable_prefix_cache=prefix_cache and not parts.config.forgets,
         host_pages=host_pages,
         disk_pages=0 if disk is None else disk.num_pages,
         disk_columns=() if disk is None else disk.found,
@@ -163,6 +169,7 @@ def build_core(
         adapters=table,
         grammars=grammars,
         lookup=parts.lookup,
+        snapkv=parts.config.snapkv,
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )
@@ -242,7 +249,7 @@ def parts_from_fixture(
     format: str = "auto",
     kv_dtype: str = "auto",
     adapters: AdapterRoom | None = None,
-    eviction: StreamingLLM | None = None,
+    eviction: Eviction | None = None,
     **options: Any,
 ) -> ModelParts:
     """The fixture's model on a backend; with ``quantization`` its matrices are packed integers (``reference`` only).

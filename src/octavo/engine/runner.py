@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from octavo.backends.ops import ForwardBatch, SamplingRow
+from octavo.backends.ops import NO_ADAPTER, ForwardBatch, SamplingRow
 from octavo.backends.sampling import leaves_a_token, refuse_undrawable
 from octavo.core.batch import (
     DrawnRows,
@@ -27,9 +27,11 @@ from octavo.core.batch import (
     StepRows,
 )
 from octavo.core.errors import InvariantBroken, RowError
+from octavo.core.kv_eviction import SnapKV
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Lookup, accepted
 from octavo.engine.adapters import AdapterTable
+from octavo.engine.compaction import Compactor
 from octavo.engine.constraints import Constraints
 from octavo.engine.draws import Answer, Wanted, take_drawn, wanted_of, without
 from octavo.engine.output import NOTHING_LEFT
@@ -61,6 +63,7 @@ class ModelRunner:
         adapters: AdapterTable | None = None,
         grammars: GrammarCompiler | None = None,
         lookup: tuple[int, int] | None = None,
+        snapkv: SnapKV | None = None,
         phase_seconds: MutableMapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -82,6 +85,7 @@ class ModelRunner:
         self._constraints = Constraints(grammars)
         self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
         # what a backend reads where it lies, by slot: page tables, sampling parameters, arrays of plain decodes
+        self._compactor = None if snapkv is None else Compactor(snapkv, model, backend, weights, kv_pool)
         self._arrays: Any = backend.step_arrays(num_groups) if hasattr(backend, "step_arrays") else None
 
     def execute(self, decision: ScheduleDecision) -> StepResult:
@@ -98,10 +102,25 @@ class ModelRunner:
         if not decision.rows:
             return StepResult(decision.step, ())
         rows = decision.rows if isinstance(decision.rows, StepRows) else _as_others(decision.rows)
+        if self._compactor is not None:
+            self._forget(self._compactor, rows.others)
         drawn = self._draw(rows)
         results = _as_columns(rows, self._answer(tuple(rows))) if drawn is None else drawn
         self._compact(rows.others, results[len(rows.slots) :])
         return StepResult(decision.step, results)
+
+    def _forget(self, compactor: Compactor, rows: Sequence[ScheduledRow]) -> None:
+        """Keep what stays of the prompts that are complete, before anything else is computed."""
+        for row in rows:
+            if row.compaction is None:
+                continue
+            adapter = NO_ADAPTER
+            if row.init is None:
+                adapter = self._slots[row.slot].adapter
+            elif row.init.adapter and self.adapters is not None:
+                adapter = self.adapters.place_of(row.init.adapter)
+            places = None if self.adapters is None else self.adapters.places
+            self._timed(compactor.compact, row.compaction, places, adapter)
 
     def _compact(self, rows: Sequence[ScheduledRow], results: Sequence[RowResult]) -> None:
         """Have the drafts that were drawn in the slots of their positions, where they were in a tree."""
@@ -183,13 +202,12 @@ class ModelRunner:
 
     def _mixed_batch(self, rows: StepRows, draws: Sequence[tuple[Sequence[int], list[SamplingRow]]]) -> ForwardBatch:
         """Plain decodes, then the others, each of which samples from the rows of its tree that ``draws`` says."""
-        tokens, positions, lens = list(rows.token_ids), list(rows.starts), [1] * len(rows.slots)
+        tokens, lens = list(rows.token_ids), [1] * len(rows.slots)
         logit_rows = list(range(len(lens)))
         slots, indices = list(rows.slots), list(rows.output_indices)
         verified: dict[int, list[SamplingRow]] = {}  # by the first draw of a row whose draws differ in more than index
         for row, (places, ruled) in zip(rows.others, draws, strict=True):
             tokens += row.token_ids
-            positions += positions_of(row)
             lens.append(len(row.token_ids))
             logit_rows += token_rows(row, len(tokens), places)
             if ruled:
@@ -198,10 +216,10 @@ class ModelRunner:
             indices += indices_of(row, places)
         batch: ForwardBatch = self.backend.batch(
             tokens,
-            positions,
-            lens,
-            self._arrays.tables.array,
-            self.kv_pool,
+            query_lens=lens,
+            page_table=self._arrays.tables.array,
+            kv=self.kv_pool,
+            **self._places(rows.slots, rows.starts, rows.others),
             table_rows=rows.slots + [row.slot for row in rows.others],
             logit_rows=logit_rows,
             no_write=[False] * len(rows.slots) + [row.flags.no_write for row in rows.others],
@@ -288,10 +306,24 @@ class ModelRunner:
 
     def _place(self, slot: int, deltas: Sequence[PageTableDelta]) -> None:
         for delta in deltas:
+            here = delta if self._compactor is None else self._compactor.take(slot, delta)
             if self._arrays is None:
-                self._slots[slot].place(delta)
+                self._slots[slot].place(here)
             else:
-                self._arrays.tables.place(slot, delta.group, delta.first, delta.pages)
+                self._arrays.tables.place(slot, here.group, here.first, here.pages)
+        if self._compactor is not None and self._arrays is not None:
+            self._arrays.tables.shift(slot, self._compactor.shift(slot))
+
+    def _places(self, slots: Sequence[int], starts: Sequence[int], rows: Sequence[ScheduledRow]) -> dict[str, Any]:
+        """Where the keys of a step's tokens lie, one of each of ``slots`` at ``starts`` and those of ``rows``, and how
+        much further they turn: as `batch` wants it.
+        """
+        positions = [positions_of(row) for row in rows]
+        if self._compactor is None:
+            return {"positions": [*starts, *(p for each in positions for p in each)]}
+        shifts = [self._compactor.shift(slot) for slot in (*slots, *(row.slot for row in rows))]
+        spans = zip((*((start,) for start in starts), *positions), shifts, strict=True)
+        return {"positions": [p - shift for span, shift in spans for p in span], "shifts": shifts}
 
     def _batch(self, rows: Sequence[ScheduledRow], slots: Sequence[Slot], wanted: Wanted) -> ForwardBatch:
         where: dict[str, Any] = {}
@@ -301,10 +333,10 @@ class ModelRunner:
             tables, where = self._arrays.tables.array, {"table_rows": [row.slot for row in rows]}
         batch: ForwardBatch = self.backend.batch(
             [token for row in rows for token in row.token_ids],
-            [position for row in rows for position in positions_of(row)],
-            [len(row.token_ids) for row in rows],
-            tables,
-            self.kv_pool,
+            query_lens=[len(row.token_ids) for row in rows],
+            page_table=tables,
+            kv=self.kv_pool,
+            **self._places((), (), rows),
             logit_rows=wanted.logit_rows,
             no_write=[row.flags.no_write for row in rows],
             request_ids=[row.request_id for row in rows],

@@ -61,7 +61,7 @@ def plan_for(
     needs = MemoryNeeds(
         weights=_weight_bytes(model, width),
         activations=activations,
-        workspace=logits,
+        workspace=logits + _mass_bytes(model.config, max_seq_len, width),
         page_bytes=page_bytes(model, config.page_size) * width // 4,
         adapters=_adapter_bytes(config, model, width),
         drafts=config.draft_bytes(max_seq_len),
@@ -106,6 +106,11 @@ def _adapter_bytes(config: EngineConfig, model: Any, width: int) -> int:
     if hasattr(model, "adapter_bytes"):
         return int(model.adapter_bytes())
     return width * config.adapter_room.num_values(model.projections())
+
+
+def _mass_bytes(c: ModelConfig, max_seq_len: int, width: int) -> int:
+    """What it takes to choose what stays of the longest prompt: masses, and their order by size."""
+    return 6 * width * c.num_layers * c.num_kv_heads * max_seq_len if c.snapkv else 0
 
 
 def _step_bytes(config: EngineConfig, model: Any, width: int, limits: Any) -> tuple[int, int]:
