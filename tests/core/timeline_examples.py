@@ -18,6 +18,7 @@ from octavo.core.explain import explain
 from octavo.core.facts import scheduler_facts
 from octavo.core.history import CAUSES, history_of
 from octavo.core.timeline import plain
+from octavo.decoding.speculation import NgramProposer, Speculator
 from octavo.engine.core import EngineCore
 from octavo.engine.metrics import Metrics
 
@@ -152,10 +153,26 @@ def guessed() -> Example:
     return example.step()
 
 
+class Broken(NgramProposer):
+    """It cannot guess."""
+
+    def propose(self, *asked: Any) -> Any:
+        """Nor say so as it should."""
+        raise MemoryError("no page left for drafts")
+
+
+def failing() -> Example:
+    """Nobody can guess any more."""
+    example = Example().submit("Q", [7, 8, 9], max_tokens=3)
+    example.core.speculator = Speculator(Broken(), 2)
+    return example.run()
+
+
 def events_by_kind() -> dict[str, Event]:
     """The first event of each kind in these runs; of decisions, the first with both kinds of row."""
     found: dict[str, Event] = {}
-    for example in (crowded(), disturbed(), hopeless(), overlapped(), shared(), swapped(), beams(), guessed()):
+    runs = (crowded, disturbed, hopeless, overlapped, shared, swapped, beams, guessed, failing)
+    for example in (run() for run in runs):
         for event in example.events:
             found.setdefault(event["kind"], event)
             if event.get("more"):

@@ -35,6 +35,10 @@ class Liar:
 
     ended = committed
 
+    def take_fault(self) -> str:
+        """It lies, and never fails."""
+        return ""
+
     def drafts_of(self, request_id: str) -> tuple[float, ...]:
         """Nothing was counted."""
         return ()

@@ -187,6 +187,7 @@ KINDS = (
         43, "compiled", _NOTE, "a request comes whose grammar took so long, up to `t`, to be compiled",
         "request:name seconds:seconds",
     ),
+    _kind(44, "drafts_off", _NOTE, "guessing tokens failed: nobody has drafts any more, and all go on", "reason:text"),
 )  # fmt: skip
 
 BY_NAME = {kind.name: kind for kind in KINDS}

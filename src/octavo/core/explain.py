@@ -97,7 +97,8 @@ def _detail(history: History, life: Life, cause: str, shown: Callable[[str], str
         return f"{life.prompt} tokens, {life.cached} of them from the prefix cache"
     if cause == "decode":
         guesses = f", {life.accepted} of {life.drafted} drafts among them" if life.drafted else ""
-        return f"{life.steps} step{'s' * (life.steps != 1)}, {life.outputs} tokens in all{guesses}"
+        failed = f"; drafts are off: {life.drafts_off}" if life.drafts_off else ""
+        return f"{life.steps} step{'s' * (life.steps != 1)}, {life.outputs} tokens in all{guesses}{failed}"
     return CAUSES[cause]
 
 

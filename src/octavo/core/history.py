@@ -91,6 +91,7 @@ class Life:
     outputs: int = 0  # tokens, all choices
     drafted: int = 0  # tokens guessed ahead and verified
     accepted: int = 0  # of them, those that were drawn
+    drafts_off: str = ""  # why guessing ended before it did, if that failed
     gang: bool = False  # its moves say how many tokens there are, not its rows
     sums: dict[str, float] = field(default_factory=dict)  # seconds by cause
     spans: list[Span] = field(default_factory=list)
@@ -154,6 +155,7 @@ class _Teller:
     def __init__(self) -> None:
         self.history = History()
         self._live: dict[str, _Choices] = {}
+        self._drafts_off = ""
         self._compiled: dict[str, tuple[float, float]] = {}  # of requests to come: when it was, and its seconds
         self._running: dict[str, Life] = {}
         self._open: StepView | None = None
@@ -173,6 +175,7 @@ class _Teller:
     def _on_submit(self, event: Mapping[str, Any]) -> None:
         arrival = min(event["arrival"] or event["t"], event["t"])
         life = Life(event["request"], arrival, event["prompt"], event["tenant"] or "", at=arrival)
+        life.drafts_off = self._drafts_off
         compiled, seconds = self._compiled.pop(event["request"], (arrival, 0.0))
         life.charge(min(compiled - seconds, event["t"]), "arriving")
         life.charge(min(compiled, event["t"]), "grammar")
@@ -182,6 +185,11 @@ class _Teller:
 
     def _on_compiled(self, event: Mapping[str, Any]) -> None:
         self._compiled[event["request"]] = event["t"], event["seconds"]
+
+    def _on_drafts_off(self, event: Mapping[str, Any]) -> None:
+        self._drafts_off = event["reason"]
+        for choices in self._live.values():
+            choices.life.drafts_off = self._drafts_off
 
     def _on_wait(self, event: Mapping[str, Any]) -> None:
         choices = self._live[event["request"]]

@@ -11,10 +11,11 @@ from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.params import SamplingParams
-from octavo.core.request import FinishReason, Request
+from octavo.core.request import Branch, FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
+from octavo.core.speculation import Guess
 from octavo.decoding.grammar import GrammarCompiler
-from octavo.decoding.speculation import Speculator
+from octavo.decoding.speculation import BranchKey, Speculator
 from octavo.decoding.speculation.without_law import check_params
 from octavo.engine.adapters import AdapterTable, ReadAdapter, ServedAdapter
 from octavo.engine.beams import with_moves
@@ -218,11 +219,25 @@ class EngineCore:
         forced = {} if self.forcing is None else self.forcing.drafts(scheduler.running, scheduler.get)
         if self.speculator is not None:
             free = [branch for branch in scheduler.running() if branch.key not in forced]
-            scheduler.propose({**self.speculator.drafts(free), **forced})
+            self._propose(self.speculator, free, forced)
             self.propose_seconds += self.clock() - begun
         elif forced:
             scheduler.propose(forced)
         return scheduler.plan(now)
+
+    def _propose(self, speculator: Speculator, free: Sequence[Branch], forced: Mapping[BranchKey, Guess]) -> None:
+        """Tell the scheduler of drafts. Whoever fails to make them, or makes none that can be, is not asked again."""
+        drafts = speculator.drafts(free)
+        try:
+            self.scheduler.propose({**drafts, **forced})
+        except Exception as error:
+            if not drafts:
+                raise
+            speculator.fail(error)
+            self.scheduler.propose(forced)
+        reason, timeline = speculator.take_fault(), self.scheduler.timeline
+        if reason:
+            timeline.record("drafts_off", timeline.now, reason=reason)
 
     def _execute(self, decision: ScheduleDecision, now: float) -> StepResult:
         """Run a step; with overlap, plan the one behind it meanwhile, and have it running before this one's commit."""
@@ -280,7 +295,7 @@ class EngineCore:
         """Forget what is cached and nobody uses, at the next step; the index of the disk is written with it."""
         self.scheduler.flush_cache()
         if self.speculator is not None:
-            self.speculator.proposer.flush()
+            self.speculator.flush()
         if self.tiers is not None and self.tiers.disk is not None:
             self.tiers.disk.is_ahead_of_index = True
             self._index_saved = -math.inf

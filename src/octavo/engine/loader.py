@@ -98,6 +98,8 @@ def load_engine(config: EngineConfig, *, say: Say = print) -> LoadedEngine:
     )
     proposer = None if drafts is None else draft_proposer(config, drafts, parts, plan, max_seq_len)
     core.speculator = config.speculator(proposer)
+    if core.speculator is not None:
+        core.speculator.rehearse()
     core.load_adapters(config.lora_folders(), say)
     core.metrics.temporary_bytes = plan.needs.activations + plan.needs.workspace
     if config.record or config.disk_kv:

@@ -72,6 +72,7 @@ def draft_stats(speculator: Speculator, propose_seconds: float) -> Mapping[str, 
     stats, control = speculator.stats, speculator.control
     told: dict[str, float] = {"draft_steps": stats.steps, "draft_seconds/propose": propose_seconds}
     told["draft_seconds/read"] = speculator.proposer.catch_up_seconds
+    told["drafts_off"] = float(bool(speculator.fault))
     told |= {"draft_tokens": stats.drafted, "accepted_draft_tokens": stats.accepted}
     if control is None:
         return told

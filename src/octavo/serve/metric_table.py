@@ -154,6 +154,7 @@ METRICS = (
     _counter("octavo:rollbacks", "Steps", "rollbacks", "Steps that were rolled back."),
     _counter("octavo:scheduled_tokens", "Tokens", "scheduled_tokens", "Tokens computed, prompts and outputs."),
     _counter("octavo:draft_steps", "Drafts", "draft_steps", "Steps that verified guesses.", when=_DRAFTS),
+    _gauge("octavo:drafts_off", "Drafts", "drafts_off", "1: guessing failed, and has ended.", when=_DRAFTS),
     _counter("vllm:spec_decode_num_draft_tokens", "Drafts", "draft_tokens", "Tokens guessed ahead.", when=_DRAFTS),
     _counter(
         "vllm:spec_decode_num_accepted_tokens", "Drafts", "accepted_draft_tokens", "Of them, those drawn.", when=_DRAFTS

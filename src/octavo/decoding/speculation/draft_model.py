@@ -132,6 +132,7 @@ class DraftModelProposer(Proposer):
         self._free_slots: list[int] = []
         self._tables = _Tables(backend, len(groups))
         self.draft_seconds = self.catch_up_seconds = 0.0
+        self.reads, self.num_read = True, 0
 
     def open(self, branch_key: BranchKey, namespace: str, num_prompt_tokens: int) -> None:
         """See `Proposer`."""
@@ -155,6 +156,31 @@ class DraftModelProposer(Proposer):
         self.catch_up_seconds += read - begun
         self.draft_seconds += self.clock() - read
         return [drafted.get(key, ()) for key, _, _ in asks]
+
+    def rehearse(self) -> list[tuple[int, float, int, float]]:
+        """Drafts for one branch, and for as many as there may be, of tokens that mean nothing: branches and seconds of
+        their pass, tokens that were read before and their seconds. Nothing of it stays, but that later passes are warm.
+        """
+        most = min(self.limits.max_running_requests, self.limits.max_batched_tokens)
+        longest = min(2 * SHORT, self.limits.max_seq_len - 1)
+        told = []
+        for branches, length in ((1, longest), (most, 1), (1, longest), (most, 1)):
+            asks = [(("", branch), [0] * length, 1) for branch in range(branches)]
+            for key, _, _ in asks:
+                self.open(key, "", length)
+            self.draft_seconds, self.catch_up_seconds, self.num_read = 0.0, 0.0, 0
+            drafted = sum(map(len, self.propose_all(asks)))
+            told.append((drafted, self.draft_seconds, self.num_read, self.catch_up_seconds))
+            for key, _, _ in asks:
+                self.drop(key)
+            self.flush()
+        self.draft_seconds, self.catch_up_seconds, self.num_read = 0.0, 0.0, 0
+        return told[2:]
+
+    def unread(self, branch_key: BranchKey, token_ids: Sequence[int]) -> int:
+        """See `Proposer`. What others have read of a branch's beginning is found only when it is asked for."""
+        branch = self._branches[branch_key]
+        return max(0, len(token_ids) - 1 - branch.written - len(branch.guessed))
 
     def observe(self, branch_key: BranchKey, token_ids: Sequence[int]) -> None:
         """See `Proposer`. Nothing is read before it is asked for."""
@@ -233,6 +259,7 @@ class DraftModelProposer(Proposer):
         if rows:
             self.model.forward(self.backend, self.weights, self._batch(rows, logits=False))
         for row in rows:
+            self.num_read += len(row.token_ids)
             self._publish(row)
 
     def _draft(self, asks: Sequence[Ask]) -> dict[BranchKey, list[int]]:

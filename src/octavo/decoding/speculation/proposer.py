@@ -18,6 +18,8 @@ class Proposer(Protocol):
 
     draft_seconds: float = 0.0  # that drafts have taken, where that is worth measuring
     catch_up_seconds: float = 0.0  # that reading took, beside them, of what branches had before their drafts
+    reads: bool = False  # it makes passes over what branches have: a draft model
+    num_read: int = 0  # tokens that were read in ``catch_up_seconds``
 
     def open(self, branch_key: BranchKey, namespace: str, num_prompt_tokens: int) -> None:
         """A branch comes. What it says may help others of its ``namespace`` (of the prefix cache) and nobody else."""
@@ -32,6 +34,16 @@ class Proposer(Protocol):
     def propose_all(self, asks: Sequence[Ask]) -> Sequence[Guess]:
         """`propose` for several branches at once, one answer each."""
         return [self.propose(*ask) for ask in asks]
+
+    def rehearse(self) -> Sequence[tuple[int, float, int, float]]:
+        """Make drafts that mean nothing, before there is a branch: drafts and their seconds, tokens that were read
+        before and their seconds.
+        """
+        return ()
+
+    def unread(self, branch_key: BranchKey, token_ids: Sequence[int]) -> int:
+        """Tokens of the branch, but for the last, that would be read before its first draft."""
+        return 0
 
     def observe(self, branch_key: BranchKey, token_ids: Sequence[int]) -> None:
         """The branch has these tokens by now, prompt and output; called at its end as well, before `drop`."""
