@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.core.params import SamplingParams
 from octavo.core.speculative_config import METHODS
+from octavo.decoding.speculation import DraftControl
 from octavo.engine.llm import LLM
 from octavo.tokenizers.chat import encode_chat
 
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--format", default="auto", help="of the model's weights")
     parser.add_argument("--temperature", type=float, help="0 for a copy, 0.8 for a story")
     parser.add_argument("--most", type=int, default=8, help="drafts of a sequence in one step")
+    parser.add_argument("--anew", action="store_true", help="nothing is known of drafts when a run begins")
     parser.add_argument("--draft-model", default="", help="in place of --method")
     parser.add_argument("--quantization", default="auto", help="format of the draft model")
     asked = parser.parse_args()
@@ -64,6 +66,9 @@ def main() -> None:
     llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=2))
     for turn in range(2 * asked.pairs):
         llm.loaded.core.speculator = speculator if turn % 2 else None
+        if asked.anew and turn % 2 and speculator is not None:
+            speculator.control = DraftControl()
+            speculator.rehearse()
         begun = time.perf_counter()
         outputs = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
         rates[bool(turn % 2)].append(asked.streams * asked.tokens / (time.perf_counter() - begun))
