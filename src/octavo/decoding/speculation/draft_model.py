@@ -1,11 +1,13 @@
-"""A draft model: a smaller model of the same vocabulary continues each branch greedily, all branches at once.
+"""A draft model: a smaller model of the same vocabulary continues each branch, all branches at once.
 
 It reads what the branch has, in pages of its own, and then its own guesses, one forward pass a depth. Of these, the
 keys and values of guesses that turn out right stay; the pages behind them are given back.
 
 known n tokens, 3 drafts    n - 1 in, then d0, then d1    K/V of n + 2 tokens    d0 right, d1 wrong: of n + 1
 
-Method: Leviathan et al. and Chen et al. (2023), with drafts chosen rather than drawn: the exact verifier needs no law.
+Method: Leviathan et al. and Chen et al. (2023), with drafts that depend on the same noise as the tokens: a draft is
+what the branch would draw if the draft model's law were its own, so where the two laws are near, the tokens are mostly
+the same (common random numbers). The exact verifier needs no law.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class _Branch:
     namespace: str
     written: int = 0  # tokens of the branch whose K/V are there
     guessed: list[int] = field(default_factory=list)  # drafts behind them whose K/V are there
+    num_prompt_tokens: int = 0
+    draw: SamplingRow = _GREEDY  # how its tokens are drawn, but for what depends on those before
     is_lost: bool = False  # it has no finite logit
 
 
@@ -69,6 +73,12 @@ class _Row:
     def end(self) -> int:
         """The position behind."""
         return self.start + len(self.token_ids)
+
+    @property
+    def sampling(self) -> SamplingRow:
+        """How the token behind is drawn."""
+        draw = self.branch.draw
+        return draw if draw is _GREEDY else replace(draw, output_index=self.end - self.branch.num_prompt_tokens)
 
     def next(self) -> _Row:
         """Its last draft is read."""
@@ -138,8 +148,14 @@ class DraftModelProposer(Proposer):
         """See `Proposer`."""
         self.drop(branch_key)
         slot = self._free_slots.pop() if self._free_slots else len(self._branches)
-        self._branches[branch_key] = _Branch(slot, namespace)
+        self._branches[branch_key] = _Branch(slot, namespace, num_prompt_tokens=num_prompt_tokens)
         self._tables.clear(slot)
+
+    def draws_as(self, branch_key: BranchKey, params: SamplingParams, seed: int) -> None:
+        """See `Proposer`. Drafts are drawn after the draft model's law without penalties, bans, grammar."""
+        if params.temperature:
+            cuts = {name: getattr(params, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+            self._branches[branch_key].draw = SamplingRow(SamplingParams(**cuts), seed, branch_key[1])
 
     def propose(self, branch_key: BranchKey, token_ids: Sequence[int], most: int) -> Sequence[int]:
         """See `Proposer`."""
@@ -266,7 +282,7 @@ class DraftModelProposer(Proposer):
         """One draft for each branch, then one more for each that may have more, and so on."""
         rows = active = self._first_rows(asks)
         while active:
-            ids = self._greedy(active)
+            ids = self._next(active)
             for row, token in zip(active, ids, strict=False):
                 row.drafts.append(token)
             active = [row.next() for row in active if ids and len(row.drafts) < row.most]
@@ -290,8 +306,8 @@ class DraftModelProposer(Proposer):
                 left -= missing
         return rows
 
-    def _greedy(self, rows: Sequence[_Row]) -> Sequence[int]:
-        """The likeliest token behind each row; none if one has no finite logit: its branch gets no drafts any more."""
+    def _next(self, rows: Sequence[_Row]) -> Sequence[int]:
+        """The token behind each row; none if one has no finite logit: its branch gets no drafts any more."""
         batch = self._batch(rows, logits=True)
         logits = self.model.forward(self.backend, self.weights, batch)
         try:
@@ -314,5 +330,5 @@ class DraftModelProposer(Proposer):
             logit_rows=[end - 1 for end in ends] if logits else [],
             **where,
         )
-        batch.sampling = (_GREEDY,) * len(rows) if logits else ()
+        batch.sampling = tuple(row.sampling for row in rows) if logits else ()
         return batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from octavo.core.params import SamplingParams
 from octavo.core.speculation import Guess
 
 __all__ = ["Ask", "BranchKey", "Proposer"]
@@ -23,6 +24,10 @@ class Proposer(Protocol):
 
     def open(self, branch_key: BranchKey, namespace: str, num_prompt_tokens: int) -> None:
         """A branch comes. What it says may help others of its ``namespace`` (of the prefix cache) and nobody else."""
+
+    def draws_as(self, branch_key: BranchKey, params: SamplingParams, seed: int) -> None:
+        """How the branch draws its tokens, told after `open`: who has a law of them may draw drafts with its noise."""
+        return
 
     def propose(self, branch_key: BranchKey, token_ids: Sequence[int], most: int) -> Guess:
         """At most ``most`` tokens that may follow ``token_ids``, all known ones of the branch; none: no idea.

@@ -210,6 +210,7 @@ class Speculator:
         if known is None:
             self._forget_preempted()
             self.proposer.open(branch.key, branch.request.namespace, branch.num_prompt_tokens)
+            self.proposer.draws_as(branch.key, branch.params, branch.seed)
             known = branch, Taken(0.6 if self.control is None else self.control.chance)
             self._branches[branch.key] = known
         return known[1]
