@@ -34,6 +34,12 @@ QUICK = 2.0  # seconds
 HELPERS = {"templates", "grammars"}  # that front ends start at their first use, one of each
 
 
+def _parent_of(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return 0
+
+
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     """The first true value of a condition. Time in which this process was stopped does not count."""
     end, before = time.monotonic() + seconds, time.monotonic()
@@ -210,11 +216,12 @@ class World:
         return all(self.metric(name) == 0 for name in names)
 
     def files(self) -> dict[str, int]:
-        """Open files of each process."""
-        found = {}
-        for seat, pid in self.processes().items():
+        """Open files of each process, without the two pipes to each of its helpers, which come and go."""
+        seats, found = self.processes(), {}
+        masters = [_parent_of(seats[name]) for name in HELPERS if name in seats]
+        for seat, pid in seats.items():
             with suppress(OSError):
-                found[seat] = len(os.listdir(f"/proc/{pid}/fd"))
+                found[seat] = len(os.listdir(f"/proc/{pid}/fd")) - 2 * masters.count(pid)
         return found
 
     def settle(self) -> None:
@@ -233,15 +240,27 @@ class World:
         until(self.is_idle, 10 * self.slow, "it is idle, and nobody owns a page")
         expected = {"supervisor", *(seats or ("engine", "api-0"))}
         until(lambda: set(self.processes()) - HELPERS == expected, 10 * self.slow, f"only {expected} run")
-        until(lambda: self._files_are_flat(), 5 * self.slow, f"open files {self.baseline}")
+        self._wait_for_flat_files()
         self._check_sockets()
         assert set(os.listdir("/dev/shm")) <= self.shared, "shared memory"
         said = "".join(self.output) + (self.log.read_text(errors="replace") if self.log else "")
         assert not _TROUBLE.search(said), said[-2000:]
         assert self.metric("octavo:rollbacks_total") == 0 or self.may_fail
 
-    def _files_are_flat(self) -> bool:
-        return all(number <= self.baseline.get(seat, number) for seat, number in self.files().items())
+    def _wait_for_flat_files(self) -> None:
+        def more() -> dict[str, int]:
+            found = self.files()
+            return {seat: number for seat, number in found.items() if number > self.baseline.get(seat, number)}
+
+        try:
+            until(lambda: not more(), 5 * self.slow, f"open files {self.baseline}")
+        except AssertionError:
+            open_now = {seat: sorted(self._open_files(seat)) for seat in more()}
+            raise AssertionError(f"open files: {self.baseline} before, now {open_now}") from None
+
+    def _open_files(self, seat: str) -> list[str]:
+        folder = Path(f"/proc/{self.processes().get(seat, 0)}/fd")
+        return [os.readlink(path) for path in folder.iterdir()] if folder.is_dir() else []
 
     def _check_sockets(self) -> None:
         for folder in self.run_folder.iterdir():
