@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -78,22 +78,31 @@ def test_text_prompts_choices_and_stop_strings() -> None:
     run(body())
 
 
+def stand_still(monkeypatch: pytest.MonkeyPatch, engine: AsyncEngine, after: int) -> Callable[[], None]:
+    """Steps do nothing after so many: no answer that takes more of them ends before what is given back is called."""
+    core, count = engine.loaded.core, 0
+    step = core.step
+
+    def few(now: float) -> Any:
+        nonlocal count
+        count += 1
+        if count <= after:
+            return step(now)
+        core.idle = True
+        return ()
+
+    monkeypatch.setattr(core, "step", few)
+    return lambda: monkeypatch.setattr(core, "step", step)
+
+
 def test_closing_the_iterator_cancels_and_frees(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         engine = make()
-        step, closed, count = engine.loaded.core.step, threading.Event(), 0
-
-        def waiting(now: float) -> Any:
-            nonlocal count
-            count += 1
-            assert count < 20 or closed.wait(30)  # the answer cannot end before its reader has gone
-            return step(now)
-
-        monkeypatch.setattr(engine.loaded.core, "step", waiting)
+        go_on = stand_still(monkeypatch, engine, 20)
         stream = engine.generate([1, 5, 6, 7], LONG, request_id="gone")
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
-        closed.set()
+        go_on()
         assert len(tokens(await read(engine, [1, 5], SamplingParams(temperature=0.0, max_tokens=3)))) == 3
         await idle(engine)
         assert engine.loaded.core.metrics.finished["cancelled"] == 1
@@ -117,7 +126,7 @@ def test_a_cancelled_task_frees_its_request(turns: int) -> None:
     run(body())
 
 
-def test_refusals_reach_their_caller_and_nobody_else() -> None:
+def test_refusals_reach_their_caller_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with make() as engine:
             other = asyncio.create_task(read(engine, [1, 9], SamplingParams(temperature=0.0, max_tokens=8)))
@@ -126,12 +135,14 @@ def test_refusals_reach_their_caller_and_nobody_else() -> None:
                     await read(engine, prompt, LONG)
             with pytest.raises(InvalidInput, match="cache_salt"):
                 await read(engine, [1, 5], LONG, cache_salt=5)
+            assert len(tokens(await other)) == 8
+            go_on = stand_still(monkeypatch, engine, 20)
             stream = engine.generate([1, 5], LONG, request_id="same")
-            await anext(stream)
+            first = await anext(stream)
             with pytest.raises(InvalidInput, match="same"):
                 await read(engine, [1, 5], LONG, request_id="same")
-            assert not (await anext(stream)).last  # the first one was not disturbed
-            assert len(tokens(await other)) == 8
+            go_on()
+            assert len(tokens([first, *[delta async for delta in stream]])) == 60  # it was not disturbed
 
     run(body())
 
@@ -260,9 +271,10 @@ def test_an_error_in_the_model_ends_its_request_alone() -> None:
     run(body())
 
 
-def test_shutdown_ends_readers_and_is_idempotent() -> None:
+def test_shutdown_ends_readers_and_is_idempotent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         engine = make()
+        stand_still(monkeypatch, engine, 20)
         stream = engine.generate([1, 5, 6], LONG)
         await anext(stream)
         await asyncio.to_thread(engine.shutdown)

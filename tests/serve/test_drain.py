@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,9 +36,9 @@ def test_a_server_under_nohup_outlives_its_terminal() -> None:
 def half_sent(server: LiveServer) -> socket.socket:
     """A request whose body has not come yet."""
     client = socket.create_connection(address(server), timeout=30)
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n"
     client.sendall(head.format(len(BODY)).encode())
-    time.sleep(0.3)  # it is inside
+    assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"  # it is inside
     return client
 
 
@@ -61,9 +60,9 @@ def test_what_is_open_is_answered_and_a_second_signal_ends_at_once(
             client, held = half_sent(server), half_sent(server)
             server.process.send_signal(signal.SIGTERM)
             assert manager.recv(100) == b"STOPPING=1"
-            late = httpx.post(f"{server.url}/v1/completions", content=BODY, timeout=5)
+            late = httpx.post(f"{server.url}/v1/completions", content=BODY, timeout=30)
             assert (late.status_code, late.headers["connection"]) == (503, "close")
-            assert httpx.get(f"{server.url}/health/ready", timeout=5).status_code == 503
+            assert httpx.get(f"{server.url}/health/ready", timeout=30).status_code == 503
             client.sendall(BODY)
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
             assert server.process.poll() is None  # for the other's sake
