@@ -141,7 +141,7 @@ enum { /* octavo_op.code; in, out: buffers; w: weights; all OCTAVO_NONE where no
                             i0 rope table, i1 layer, i2 head_dim */
   OCTAVO_ATTENTION = 9,  /* out0 = attention(q in0); i1 layer, i2 head_dim, i3 window, f0 scale, f1 soft cap, w0 sinks;
                             i4 sink tokens that a window leaves in sight, i5 the rope table that q is turned back by for them.
-                            All attention of a program has the same window then */
+                            All attention with sink tokens has the same window and as many of them */
   OCTAVO_MOE = 10,       /* out0 = (in1 +) experts of in0, normed as in LINEAR; in2 router logits [T, E]. i0 first of its
                             `extra` entries (E gate/up pairs, then E downs), i1 E, i2 top_k, i3 normalize, i4 epilogue */
   OCTAVO_LORA = 11, /* after a LINEAR of the same x (in0, w8, f0): what adapters add to its outputs in1..in3, for targets

@@ -6,7 +6,7 @@ namespace octavo {
 namespace {
 
 constexpr int32_t kMostPlaces = 1024, kMostTargets = 1 << 16;
-constexpr int64_t kWidest = int64_t{1} << 24;
+constexpr int64_t kWidest = int64_t{1} << 24, kMostFactors = int64_t{1} << 20;
 
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
@@ -25,6 +25,7 @@ void pair_up(uint16_t* to, const void* lines, int64_t rows, int64_t width) {
 
 bool Adapters::open(int32_t places, int32_t rank, const octavo_target* targets, int32_t count, bool half, std::string* error) {
   bool fine = places > 0 && places <= kMostPlaces && rank > 0 && rank <= kMostRank && count > 0 && count <= kMostTargets && targets;
+  fine = fine && int64_t{places} * count <= kMostFactors;
   for (int32_t i = 0; fine && i < count; i++) fine = targets[i].n > 0 && targets[i].n <= kWidest && targets[i].k > 0 && targets[i].k <= kWidest;
   if (!fine) return *error = "adapters: a count, a rank or a target is out of range", false;
   places_ = places;

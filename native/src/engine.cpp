@@ -73,7 +73,6 @@ void copy_page(const Pages& pages, int64_t source, int64_t target) {
   memmove(pages.blob(0, target, 0), pages.blob(0, source, 0), bytes);
 }
 
-// Through float32, which holds a stored value exactly: what is written again are the same bytes.
 namespace {
 
 // The bytes of one token of a blob, as they lie (attention_kv.inc has the layout): read and written again, int8 would be

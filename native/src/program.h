@@ -100,6 +100,9 @@ class Program {
   const char* wrong_shapes(const octavo_op& op) const;
   const char* wrong_linear(const octavo_op& op) const;
   const char* wrong_pages(const octavo_op& op) const;
+  const char* wrong_sinks(const octavo_op& op) const;
+  bool sinks_agree() const;
+  bool rope_fits(int32_t table) const;
   const char* wrong_mixture(const octavo_op& op) const;
   const char* wrong_lora(const octavo_op& op) const;
   bool indices_exist(const octavo_op& op) const;

@@ -5,6 +5,7 @@ namespace octavo {
 namespace {
 
 constexpr int32_t kMost = 1 << 20;  // records, buffers, layers, rows of a step
+constexpr int32_t kMostSinks = 64, kWidest = 1 << 30;
 
 bool in_range(int32_t index, size_t count) { return index >= 0 && static_cast<size_t>(index) < count; }
 bool none_or_in_range(int32_t index, size_t count) { return index == OCTAVO_NONE || in_range(index, count); }
@@ -124,6 +125,7 @@ const char* Program::wrong_lora(const octavo_op& op) const {
   const bool pair = gated(op.i[3]);
   if (op.in[0] == OCTAVO_NONE || !vector_is(op.w[8], cols(op.in[0]), true)) return "it lacks its input, or w8 has another width";
   if (!buffer_is(op.in[0], cols(op.in[0])) || (!pair && op.i[3] != EPI_STORE)) return "it takes token rows, and i3 is STORE or a gate";
+  if (pair && (op.in[1] == OCTAVO_NONE || op.in[2] == OCTAVO_NONE)) return "a pair lacks an output";
   for (int j = 0; j < 3; j++) {
     const int32_t out = op.in[pair && j < 2 ? 1 : 1 + j];
     if (op.i[j] == OCTAVO_NONE) continue;
@@ -146,17 +148,38 @@ const char* Program::wrong_pages(const octavo_op& op) const {
   if (!buffer_is(op.in[0], q) || q % wide != 0) return "the queries' width is no multiple of the keys'";
   if (op.code == OCTAVO_ATTENTION) {
     if (!buffer_is(op.out[0], q) || op.out[0] == op.in[0] || op.i[3] < 0) return "out0 has another shape, or a window is negative";
-    if (op.i[4] < 0 || op.i[4] > 64 || (op.i[4] > 0 && op.i[3] == 0)) return "sink tokens need a window, and are at most 64";
-    if (op.i[4] > 0 && (!in_range(op.i[5], ropes_.size()) || ropes_[static_cast<size_t>(op.i[5])].factor != 1.0)) return "sink tokens need a rope that only turns";
+    if (const char* what = wrong_sinks(op)) return what;
     if (kernels_->attn_scratch(static_cast<int32_t>(q / wide), kv.dim) < 0) return "no kernel takes this head size";
     return vector_is(op.w[0], q / kv.dim, true) ? nullptr : "w0 is no vector over heads";
   }
   if (!buffer_is(op.in[1], wide) || !buffer_is(op.in[2], wide)) return "keys or values have another width";
   if (op.in[0] == op.in[1] || op.in[0] == op.in[2] || op.in[1] == op.in[2]) return "q, k and v share a buffer";
   if (!in_range(op.i[0], ropes_.size())) return "a rope table is out of range";
-  if (2 * static_cast<int64_t>(ropes_[static_cast<size_t>(op.i[0])].inv_freq.size()) > kv.dim) return "a rope table is wider than a head";
+  if (!rope_fits(op.i[0])) return "a rope table is wider than a head";
   const bool norms = vector_is(op.w[0], kv.dim, true) && vector_is(op.w[1], kv.dim, true);
   return norms ? nullptr : "a head norm has another length";
+}
+
+const char* Program::wrong_sinks(const octavo_op& op) const {
+  if (op.i[4] == 0) return nullptr;
+  if (op.i[4] < 0 || op.i[4] > kMostSinks || op.i[3] == 0 || op.i[3] > kWidest) return "sink tokens need a window, and are at most 64";
+  const bool turns = in_range(op.i[5], ropes_.size()) && ropes_[static_cast<size_t>(op.i[5])].factor == 1.0;
+  return turns && rope_fits(op.i[5]) ? nullptr : "sink tokens need a rope that only turns, no wider than a head";
+}
+
+bool Program::rope_fits(int32_t table) const {
+  return 2 * static_cast<int64_t>(ropes_[static_cast<size_t>(table)].inv_freq.size()) <= pages_->kv.dim;
+}
+
+// Queries are turned back by one number for all of them.
+bool Program::sinks_agree() const {
+  const octavo_op* first = nullptr;
+  for (const Op& op : ops_) {
+    if (op.record.code != OCTAVO_ATTENTION || op.record.i[4] == 0) continue;
+    if (first == nullptr) first = &op.record;
+    if (op.record.i[3] != first->i[3] || op.record.i[4] != first->i[4]) return false;
+  }
+  return true;
 }
 
 const char* Program::wrong_mixture(const octavo_op& op) const {

@@ -29,6 +29,7 @@ bool Program::open(const octavo_program_spec& spec, std::string* error) {
     }
   }
   for (int32_t i = 0; i < spec.num_ops; i++) resolve(spec.ops[i]);
+  if (!sinks_agree()) return *error = "program: attention has another window or other sink tokens than before", false;
   for (size_t i = 0; i < ops_.size(); i++) {
     const octavo_op& r = ops_[i].record;
     if (r.code != OCTAVO_LORA || r.i[3] == EPI_STORE) continue;

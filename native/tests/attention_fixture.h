@@ -68,10 +68,21 @@ struct Query {
   int32_t window = 0;
   std::vector<float> q, sinks;
   std::vector<int32_t> parents;
+  int32_t sink_tokens = 0;
+  int64_t pairs = 0;
+  std::vector<float> turns;  // [positions, 2, pairs]
   Query(Random& random, int64_t n, int64_t p, int32_t g, int64_t dim, float magnitude) : rows(n), pos0(p), group(g), q(size_t(n * g * dim)) {
     scale = magnitude / sqrtf(float(dim));
     random.fill(q);
   }
+  // Leaves `tokens` in sight of a window, by rotation of the first 2 * half values of a head.
+  void sink(int32_t tokens, int64_t half) {
+    sink_tokens = tokens, pairs = half;
+    for (int64_t p = 0; p < pos0 + rows; p++)
+      for (const bool sine : {false, true})
+        for (int64_t j = 0; j < half; j++) turns.push_back(float(sine ? sin(double(p) * frequency(j)) : cos(double(p) * frequency(j))));
+  }
+  double frequency(int64_t j) const { return pow(100.0, -double(j) / double(pairs)); }
 };
 
 // Rows [r0, r1) of the query -> out.
@@ -84,6 +95,7 @@ inline octavo::AttnItem item_of(Pages& pages, const Query& query, int64_t head, 
   item.scale = query.scale, item.soft_cap = query.soft_cap, item.window = query.window;
   item.sinks = query.sinks.empty() ? nullptr : query.sinks.data();
   item.parents = query.parents.empty() ? nullptr : query.parents.data();
+  item.sink_tokens = query.sink_tokens, item.pairs = query.pairs, item.turns = query.turns.data();
   item.scratch = scratch.p;
   const int64_t pages_left = int64_t(pages.table.size()) - 1;
   item.prefetch_pages = pages.table.data() + pages_left, item.prefetch_count = 1;

@@ -6,6 +6,8 @@
 #include <map>
 #include <string>
 
+#include "../src/sampling.h"
+#include "adapters_fixture.h"
 #include "attention_fixture.h"
 
 using namespace check;
@@ -78,7 +80,45 @@ void attention(const Kernels* k, int32_t type, Entries* out) {
   Query query(random, rows, context - rows, 3, dim, 4.0f);
   auto result = floats(rows * 3 * dim);
   attend(pages, query, 0, 0, rows, result.data());
-  (*out)[name + " attention"] = {"", result, type == octavo::KV_FP32 ? 1e-5 : 2e-2};
+  const double tolerance = type == octavo::KV_FP32 ? 1e-5 : 2e-2;
+  (*out)[name + " attention"] = {"", result, tolerance};
+  Query tree = query, sunk = query;
+  for (int32_t r = 0; r < rows; r++) tree.parents.push_back(int32_t(random.below(r + 1)) - 1);
+  attend(pages, tree, 0, 0, rows, result.data());
+  (*out)[name + " tree"] = {"", result, tolerance};
+  sunk.window = 100, sunk.sink(7, dim / 2);
+  attend(pages, sunk, 0, 0, rows, result.data());
+  (*out)[name + " sinks"] = {"", result, tolerance};
+}
+
+// Tokens of one page that move to others, byte by byte.
+void moves(const Kernels* k, int32_t type, Entries* out) {
+  const int64_t dim = 20, slots = 64;
+  EnginePtr engine(octavo_open(k->name, 1));
+  KVPtr kv(octavo_kv_open(engine.get(), type, 16, 2, dim, 1, slots / 16));
+  Random random(250u + uint64_t(type));
+  auto key = floats(2 * dim), value = floats(2 * dim);
+  for (int64_t slot = 0; slot < slots; slot++) {
+    random.fill(key), random.fill(value);
+    CHECK(octavo_kv_write(kv.get(), 0, slot, key.data(), value.data()) == 0);
+  }
+  std::vector<int64_t> pairs;
+  for (int i = 0; i < 40; i++) pairs.push_back(random.below(slots));
+  CHECK(octavo_kv_move_slots(kv.get(), pairs.data(), 20) == 0);
+  (*out)["kv" + std::to_string(type) + " moved"].hash = hash_of(octavo_kv_page(kv.get(), 0), slots / 16 * octavo_kv_page_bytes(kv.get()));
+}
+
+// Logits of a program with adapters, several in one step.
+void adapters(const Kernels* k, bool half, Entries* out) {
+  Random random(500u + half);
+  Adapted adapted(k->name, 1, octavo::FMT_FP32, octavo::KV_FP32, 16, 3, 37, half);
+  adapted.fill(random);
+  Advance all(adapted.program.get(), 16, 5, random);
+  Step step;
+  for (int32_t s = 0; s < 5; s++) step.add(random_tokens(random, 5), 0, s == 2 ? 5 : 1, s);
+  step.places = {0, 1, 0, OCTAVO_NONE, 2};
+  all.place(&step);
+  (*out)[half ? "adapters bf16" : "adapters fp32"] = {"", all.run(&step), half ? 3e-2 : 1e-5};
 }
 
 void rows(const Kernels* k, Entries* out) {
@@ -123,12 +163,35 @@ void sampling(const Kernels* k, Entries* out) {
   (*out)["sum_exp"] = {"", {float(k->sum_exp(x.data(), n, top, 0.8f, nullptr, nullptr))}, 1e-6};
 }
 
+// What each of the rarer samplers leaves, as a set of ids.
+void shapes(const Kernels* k, Entries* out) {
+  const int64_t n = 5000;
+  auto x = floats(n), shaped = floats(n), values = floats(n), weights = floats(n), blocks = floats(n / octavo::kBlock + 1);
+  std::vector<int32_t> ids(static_cast<size_t>(n + octavo::kBlock));
+  std::vector<uint8_t> marks(static_cast<size_t>(n));
+  octavo::SampleScratch own;
+  own.values = values.data(), own.shaped = shaped.data(), own.weights = weights.data(), own.blocks = blocks.data(), own.ids = ids.data(), own.marks = marks.data();
+  Random random(450);
+  random.fill(x, 6);
+  const octavo_shape alone[] = {{0.5, 0, 0, 0, 0, 0}, {0, 1.2, 0, 0, 0, 0}, {0, 0, 1, 0.0006, 0, 0}, {0, 0, 0, 0, 0.5, 2}, {0.9, 1.5, 1, 0.001, 0.3, 1}};
+  for (int which = 0; which < 7; which++) {
+    octavo_sampling w{0, 0, 1, 1, 0, 5, 6, 7, 8, which < 5 ? 0 : which == 5 ? 9.5f : -9.5f, nullptr, nullptr, which < 5 ? alone[which] : octavo_shape{}};
+    const octavo_sampling left = octavo::shape_row(octavo::LogitRow(*k, x.data(), n, own), w);
+    (*out)["shape " + std::to_string(which)].hash = hash_of(shaped.data(), n * 4);
+    (*out)["shape " + std::to_string(which) + " temperature"] = {"", {float(left.temperature)}, 1e-5};
+    const int32_t id = octavo::sample_row(*k, x.data(), n, w, own);
+    (*out)["shape " + std::to_string(which) + " drawn"].hash = hash_of(&id, 4);
+  }
+}
+
 Entries compute(const Kernels* k) {
   Entries out;
   for (int32_t fmt = 0; fmt < octavo::FMT_COUNT; fmt++) products(k, fmt, &out);
-  for (int32_t type = 0; type < octavo::KV_COUNT; type++) attention(k, type, &out);
+  for (int32_t type = 0; type < octavo::KV_COUNT; type++) attention(k, type, &out), moves(k, type, &out);
+  for (const bool half : {false, true}) adapters(k, half, &out);
   rows(k, &out);
   sampling(k, &out);
+  shapes(k, &out);
   return out;
 }
 

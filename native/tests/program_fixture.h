@@ -104,16 +104,19 @@ struct Model {
     if (layer == 1) attention.i[3] = window, attention.w[0] = vector(kHeads, 0), attention.f[1] = 30;
   }
   void layer(int32_t number) {
-    linear(X, {Q, K, V}, {matrix(kHeads * kDim, kHidden), matrix(kKVHeads * kDim, kHidden), matrix(kKVHeads * kDim, kHidden)}, vector(kHidden, 1));
+    const int32_t before = vector(kHidden, 1);  // not within the call: the order of arguments is the compiler's
+    linear(X, {Q, K, V}, {matrix(kHeads * kDim, kHidden), matrix(kKVHeads * kDim, kHidden), matrix(kKVHeads * kDim, kHidden)}, before);
     records.ops.back().w[4] = vector(kHeads * kDim, 0);
     attend(number);
     linear(O, {X}, {matrix(kHidden, kHeads * kDim)}, OCTAVO_NONE, octavo::EPI_ADD, X);
     if (number == 1) return;
-    linear(X, {GATE}, {matrix(kInner, kHidden, true)}, vector(kHidden, 1), octavo::EPI_SILU_MUL);
+    const int32_t between = vector(kHidden, 1);
+    linear(X, {GATE}, {matrix(kInner, kHidden, true)}, between, octavo::EPI_SILU_MUL);
     linear(GATE, {X}, {matrix(kHidden, kInner)}, OCTAVO_NONE, octavo::EPI_ADD, X);
   }
   void mixture() {
-    linear(X, {ROUTER}, {matrix(kExperts, kHidden, false, octavo::FMT_FP32)}, vector(kHidden, 1));
+    const int32_t before = vector(kHidden, 1);
+    linear(X, {ROUTER}, {matrix(kExperts, kHidden, false, octavo::FMT_FP32)}, before);
     octavo_op& moe = op(OCTAVO_MOE);
     moe.in[0] = X, moe.in[1] = X, moe.in[2] = ROUTER, moe.out[0] = Y, moe.w[8] = vector(kHidden, 1), moe.f[0] = 1e-5f;
     moe.i[1] = kExperts, moe.i[2] = 2, moe.i[3] = 1, moe.i[4] = octavo::EPI_GELU_MUL;
@@ -134,7 +137,8 @@ struct Model {
     mixture();
     octavo_op& select = op(OCTAVO_SELECT);
     select.in[0] = Y, select.out[0] = LAST;
-    linear(LAST, {LOGITS}, {matrix(kVocab, kHidden)}, vector(kHidden, 1));
+    const int32_t last = vector(kHidden, 1);
+    linear(LAST, {LOGITS}, {matrix(kVocab, kHidden)}, last);
     records.ops.back().f[1] = 25;
     octavo_program_spec& s = records.limits;
     s.size = int32_t(sizeof s), s.num_buffers = BUFFERS, s.num_ops = int32_t(records.ops.size()), s.num_ropes = 1, s.num_layers = 2;
@@ -145,7 +149,7 @@ struct Model {
 
 // One step as plain arrays; every token asks for logits and is drawn where `draws` is set.
 struct Step {
-  std::vector<int32_t> ids, positions, starts{0}, table_row, table, rows, sampled, parents;
+  std::vector<int32_t> ids, positions, starts{0}, table_row, table, rows, sampled, parents, places;
   std::vector<uint8_t> no_write;
   std::vector<octavo_sampling> sampling;
   std::vector<float> hidden;
@@ -162,6 +166,8 @@ struct Step {
   void draw(Random& random) {
     for (const int32_t row : rows) {
       octavo_sampling s{row, int32_t(random.below(3) * 5), float(random.below(3)) / 2.0, 0.9, 0, random.next(), 0, uint32_t(row), 0, 0, nullptr, nullptr, {}};
+      if (random.below(3) == 0) s.mirostat = random.below(2) ? 4 : -4;
+      if (random.below(3) == 0) s.shape = {0.9 * double(random.below(2)), double(random.below(2)), 0.5, 0.1, 0.3 * double(random.below(2)), 1};
       sampling.push_back(s);
     }
     sampled.assign(rows.size(), -7);
@@ -174,7 +180,61 @@ struct Step {
     s.page_table = table.data(), s.no_write = no_write.data(), s.rows = rows.data(), s.sampling = sampling.data(), s.sampled = sampled.data();
     s.hidden = hidden.empty() ? nullptr : hidden.data();
     s.parent_rows = parents.empty() ? nullptr : parents.data();
+    s.adapters = places.empty() ? nullptr : places.data();
     return s;
+  }
+};
+
+// The logits of the last step, behind what `out` has.
+inline void copy_rows(const octavo_program* program, int64_t rows, std::vector<float>* out) {
+  int64_t stride = 0;
+  const float* logits = octavo_logits(program, &stride);
+  for (int64_t r = 0; r < rows; r++) out->insert(out->end(), logits + r * stride, logits + r * stride + kVocab);
+}
+
+// Pages of every (group, sequence), shuffled.
+inline std::vector<int32_t> page_tables(Random& random, int64_t sequences, int32_t width) {
+  std::vector<int32_t> pages(size_t(kPages), 0), table(size_t(2 * sequences * width));
+  for (int32_t p = 0; p < kPages; p++) pages[size_t(p)] = p;
+  for (int32_t p = kPages - 1; p > 0; p--) std::swap(pages[size_t(p)], pages[size_t(random.below(p + 1))]);
+  if (!CHECK(table.size() <= pages.size())) exit(1);
+  std::copy_n(pages.begin(), table.size(), table.begin());
+  return table;
+}
+
+inline std::vector<int32_t> random_tokens(Random& random, int64_t n) {
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < n; i++) tokens.push_back(int32_t(random.below(kVocab)));
+  return tokens;
+}
+
+// Sequences that advance on pages of their own, in both groups.
+struct Advance {
+  octavo_program* program;
+  int32_t page_size, width, sequences;
+  std::vector<int32_t> table, begun;  // begun: [sequences] the first position of each in the next step
+
+  Advance(octavo_program* of, int32_t size, int32_t count, Random& random)
+      : program(of), page_size(size), width(kMaxPositions / size), sequences(count), table(page_tables(random, count, width)), begun(size_t(count), 0) {}
+
+  int64_t slot(int32_t group, int32_t sequence, int32_t position) const {
+    return int64_t{table[size_t((group * sequences + sequence) * width + position / page_size)]} * page_size + position % page_size;
+  }
+  // Without the pages of `group` behind a window, but for those of the first tokens.
+  void free_behind(int32_t group, int32_t window, int32_t sinks, Step* step) const {
+    for (int32_t s = 0; s < sequences; s++)
+      for (int32_t p = (sinks + page_size - 1) / page_size; (p + 1) * page_size <= begun[size_t(s)] - window + 1; p++)
+        step->table[size_t((group * sequences + s) * width + p)] = -1;
+  }
+  void place(Step* step) const { step->width = width, step->table_rows = sequences, step->table = table; }
+  std::vector<float> run(Step* step) const {
+    const octavo_step record = step->record();
+    const int64_t allocations = octavo_allocations();
+    if (!CHECK(octavo_run(program, &record) == 0)) printf("  %s\n", octavo_error()), exit(1);
+    CHECK(octavo_allocations() == allocations);
+    std::vector<float> logits;
+    copy_rows(program, record.logit_rows, &logits);
+    return logits;
   }
 };
 

@@ -1,6 +1,7 @@
 // What tests of sampling share: working memory, rows of logits of every kind, and their order.
 #pragma once
 #include <algorithm>
+#include <set>
 
 #include "../src/sampling.h"
 #include "check.h"
@@ -16,7 +17,7 @@ struct Scratch : SampleScratch {
   std::vector<int32_t> d;
   std::vector<uint8_t> e;
   explicit Scratch(int64_t n)
-      : a(size_t(n)), f(size_t(n)), b(size_t(n)), c(size_t(n / kBlock + 1)), d(size_t(n + kBlock)), e(size_t(n)) {
+      : a(size_t(n)), b(size_t(n)), c(size_t(n / kBlock + 1)), f(size_t(n)), d(size_t(n + kBlock)), e(size_t(n)) {
     values = a.data(), shaped = f.data(), weights = b.data(), blocks = c.data(), ids = d.data(), marks = e.data();
   }
 };
@@ -39,6 +40,20 @@ inline std::vector<int32_t> ordered(const std::vector<float>& x) {
   for (size_t i = 0; i < x.size(); i++) if (x[i] != -kInf) ids.push_back(int32_t(i));
   std::sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return before(x, a, b); });
   return ids;
+}
+
+// The contest without any shortcut.
+inline int32_t plain_draw(const Kernels* k, const std::vector<float>& x, const octavo_sampling& w, const std::set<int32_t>& kept) {
+  const Noise at{w.seed, w.choice, w.index, w.purpose};
+  const double top = *std::max_element(x.begin(), x.end());
+  std::pair<double, int32_t> best{-INFINITY, 0};
+  for (const int32_t id : kept) {
+    uint32_t word;
+    k->noise_words(&word, &id, 1, &at);
+    const double score = (double(x[size_t(id)]) - top) / w.temperature;
+    if (exp(score) >= w.min_p) best = std::max(best, {score + double(gumbel(word)), -id});
+  }
+  return -best.second;
 }
 
 }  // namespace check

@@ -10,21 +10,6 @@ struct Answer {
   std::vector<float> logits, hidden;  // [positions, columns]
 };
 
-void copy_rows(const octavo_program* program, int64_t rows, std::vector<float>* out) {
-  int64_t stride = 0;
-  const float* logits = octavo_logits(program, &stride);
-  for (int64_t r = 0; r < rows; r++) out->insert(out->end(), logits + r * stride, logits + r * stride + kVocab);
-}
-
-// Pages of every (group, sequence), shuffled; -1 where the window has passed is set by the caller.
-std::vector<int32_t> page_tables(Random& random, int64_t sequences, int32_t width) {
-  std::vector<int32_t> pages(size_t(kPages), 0), table(size_t(2 * sequences * width));
-  for (int32_t p = 0; p < kPages; p++) pages[size_t(p)] = p;
-  for (int32_t p = kPages - 1; p > 0; p--) std::swap(pages[size_t(p)], pages[size_t(random.below(p + 1))]);
-  std::copy_n(pages.begin(), table.size(), table.begin());
-  return table;
-}
-
 Answer alone(const char* isa, int32_t format, int32_t kv_type, const std::vector<int32_t>& tokens) {
   Model model(isa, 1, format, kv_type, 16);
   Step step;

@@ -1,6 +1,4 @@
 // Rules, logprobs and what is wrong with a request: against plain loops, and on numbers that nobody should send.
-#include <set>
-
 #include "sampling_fixture.h"
 
 using namespace check;
@@ -9,8 +7,8 @@ namespace {
 
 // Lists at random: none, ids that come twice, counts of 0, masks that end early.
 struct RandomRules {
-  std::vector<int32_t> bias_ids, banned, prompt, output;
-  std::vector<double> bias;
+  std::vector<int32_t> bias_ids, banned, prompt, output, penalised;
+  std::vector<double> bias, penalties;
   std::vector<uint8_t> allowed, mask;
   octavo_rules record{};
 
@@ -26,10 +24,12 @@ struct RandomRules {
     };
     ids(&bias_ids), ids(&banned), counts(&prompt), counts(&output);
     for (size_t i = 0; i < bias_ids.size(); i++) bias.push_back(9.1 * random.uniform());
-    const double repetition[] = {1.0, 1.3, 0.7}, penalties[] = {0.0, 0.5, -0.3};
+    for (int32_t id = 0; id < n && penalised.size() < 6; id++)  // distinct
+      if (random.below(4) == 0) penalised.push_back(id), penalties.push_back(5 * random.uniform());
+    const double repetition[] = {1.0, 1.3, 0.7}, penalty[] = {0.0, 0.5, -0.3};
     record = {bias_ids.data(), bias.data(), banned.data(), bits(&allowed), bits(&mask), prompt.data(), output.data(), int64_t(allowed.size()),
               int64_t(mask.size()), int32_t(bias.size()), int32_t(banned.size()), int32_t(prompt.size() / 2), int32_t(output.size() / 2),
-              repetition[random.below(3)], penalties[random.below(3)], penalties[random.below(3)]};
+              repetition[random.below(3)], penalty[random.below(3)], penalty[random.below(3)], penalised.data(), penalties.data(), int64_t(penalised.size())};
   }
 };
 
@@ -49,6 +49,7 @@ std::vector<float> plain_rules(std::vector<float> x, const RandomRules& rules) {
     float& v = x[size_t(rules.output[i])];
     v = float(v - (count * r.frequency + (count > 0) * r.presence));
   }
+  for (size_t i = 0; i < rules.penalised.size(); i++) x[size_t(rules.penalised[i])] = float(x[size_t(rules.penalised[i])] - rules.penalties[i]);
   return x;
 }
 
@@ -104,6 +105,11 @@ void test_wrong_records() {
       r.*count = value;
       CHECK(wrong());
     }
+  for (const int64_t value : {int64_t{-1}, int64_t{1}, INT64_MAX, INT64_MIN}) {
+    r = none;
+    r.num_penalised = value;
+    CHECK(wrong());
+  }
   for (const int32_t id : {-1, 50, INT32_MAX, INT32_MIN}) {
     const int32_t ids[] = {1, 2, id, 1};
     const double bias[] = {1, 1, 1, 1};
@@ -112,6 +118,8 @@ void test_wrong_records() {
     r = none, r.banned = ids, r.num_banned = 3;
     CHECK(wrong());
     r = none, r.prompt = ids, r.num_prompt = 2;
+    CHECK(wrong());
+    r = none, r.penalised = ids, r.penalties = bias, r.num_penalised = 3;
     CHECK(wrong());
     r = none, r.output = ids, r.num_output = 2;
     CHECK(wrong());

@@ -2,8 +2,6 @@
 // on hostile numbers, too. Rules and logprobs: test_rules.cpp.
 #include <float.h>
 
-#include <set>
-
 #include "gumbel_values.h"
 #include "sampling_fixture.h"
 
@@ -172,20 +170,6 @@ void test_selection(const Kernels* k, Random& random) {
     for (int64_t j = 0; j < kept.count; j++) reached += last = exp(0.5 * (double(x[size_t(order[size_t(j)])]) - row.top));
     CHECK(reached >= (top_p - 1e-6) * total && (kept.count == 1 || reached - last < (top_p + 1e-6) * total));
   }
-}
-
-// The contest without any shortcut.
-int32_t plain_draw(const Kernels* k, const std::vector<float>& x, const octavo_sampling& w, const std::set<int32_t>& kept) {
-  const Noise at{w.seed, w.choice, w.index, w.purpose};
-  const double top = *std::max_element(x.begin(), x.end());
-  std::pair<double, int32_t> best{-INFINITY, 0};
-  for (const int32_t id : kept) {
-    uint32_t word;
-    k->noise_words(&word, &id, 1, &at);
-    const double score = (double(x[size_t(id)]) - top) / w.temperature;
-    if (exp(score) >= w.min_p) best = std::max(best, {score + double(gumbel(word)), -id});
-  }
-  return -best.second;
 }
 
 void test_draws(const Kernels* k, Random& random) {
