@@ -2,8 +2,8 @@
 
     python benchmarks/lossy_engine.py [--model NAME] [--streams 8] [--prompt 2048] [--json FILE]
 
-Retrieval: prompts as in lossy_kv.py's `snapkv`, through the engine. Speed: so many streams with prompts of that length,
-steps in which all of them decode.
+Retrieval: prompts as in lossy_kv.py's `snapkv`, through the engine. Perplexity: of a prompt, as it is read. Speed: so
+many streams with prompts of that length, steps in which all of them decode.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -30,10 +31,18 @@ KEPT = {
     "4 first + last 252": "streaming_llm:sinks=4,window=252",
     "224 looked at + last 32": "snapkv:capacity=256,window=32",
     "96 looked at + last 32": "snapkv:capacity=128,window=32",
+    "128 heavy + last 128": "h2o:heavy=128,recent=128,block=64",
+}
+READ = {
+    "1 first + last 407": "streaming_llm:sinks=1,window=407",
+    "4 first + last 404": "streaming_llm:sinks=4,window=404",
+    "204 heavy + last 204": "h2o:heavy=204,recent=204,block=32",
+    "204 heavy + last 204 by 64": "h2o:heavy=204,recent=204,block=64",
 }
 FAST = {
     "4 first + last 252": "streaming_llm:sinks=4,window=252",
     "224 looked at + last 32": "snapkv:capacity=256,window=32",
+    "128 heavy + last 128": "h2o:heavy=128,recent=128,block=64",
 }
 
 
@@ -65,6 +74,19 @@ def retrieval(model: str, *, prompts: int = 8, length: int = 1024) -> dict[str, 
         rows[name] = {"nats a token": round(statistics.mean(nats), 3), "said": said}
         print("retrieval", name, rows[name], file=sys.stderr, flush=True)
     return {"prompt tokens": length, "prompts": prompts, "answers": rows}
+
+
+def perplexity(model: str, *, length: int = 2048, budget: int = 408) -> dict[str, Any]:
+    """Of a text that is read with a fifth of it kept: of the tokens past that."""
+    rows = {}
+    for name, asked in {"all": "", **READ}.items():
+        llm = LLM(model, kv_eviction=asked, max_seq_len=length + 64, say=lambda line: None)
+        ids = llm.loaded.parts.tokenizer.encode("\n".join(topics[name] for name in TOPICS))[: length + 1]
+        (output,) = llm.generate([ids], SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0))
+        known = [entry.logprob for entry in output.prompt_logprobs or () if entry is not None]
+        rows[name] = round(math.exp(-statistics.mean(known[budget:])), 3)
+        print("perplexity", name, rows[name], file=sys.stderr, flush=True)
+    return {"tokens": length, "budget": budget, "perplexity past the budget": rows}
 
 
 def speed(model: str, *, streams: int = 8, length: int = 2048, outputs: int = 48) -> dict[str, Any]:
@@ -101,7 +123,7 @@ def main() -> int:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     parser.add_argument("--model", default=EngineConfig.model)
-    parser.add_argument("--only", default="retrieval,speed")
+    parser.add_argument("--only", default="retrieval,perplexity,speed")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--json", type=Path, help="results; what it has of the other section stays")
@@ -110,6 +132,8 @@ def main() -> int:
     found["model"] = given.model
     if "retrieval" in given.only:
         found["retrieval"] = retrieval(given.model)
+    if "perplexity" in given.only:
+        found["perplexity"] = perplexity(given.model)
     if "speed" in given.only:
         found["speed"] = speed(given.model, streams=given.streams, length=given.prompt)
     print(json.dumps(found, indent=1))

@@ -1,16 +1,17 @@
-"""Prompts of which only some tokens stay: the page tables under random plans, forks, failures and too few pages.
+"""Sequences of which only some tokens stay: the page tables under random plans, forks, failures and too few pages.
 
-What stays is here always the prompt's end, so that each place still holds the token of its position.
+What stays is here always the end, so that each place still holds the token of its position.
 """
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 from test_kv_machine import KVMachine, Memory, dump
 
-from octavo.core.errors import OutOfPages
+from octavo.core.errors import InvalidInput, OutOfPages
 from octavo.core.kv import KVCacheManager, KVGroup
 from octavo.core.prefix import TOMBSTONE
 
@@ -18,12 +19,17 @@ BLOCK = 4
 
 
 class CompactingMachine(KVMachine):
-    """The machine, whose branches forget as soon as their prompts are complete."""
+    """The machine, whose branches forget as soon as their prompts are complete, or after every block."""
 
-    @initialize(page_size=st.sampled_from([1, 2, 4]), kept=st.integers(1, 5), room=st.integers(6, 24))
-    def start(self, page_size, kept, room):
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4]),
+        kept=st.integers(1, 5),
+        room=st.integers(6, 24),
+        every=st.sampled_from([0, BLOCK]),
+    )
+    def start(self, page_size, kept, room, every):
         super().start(page_size, "global", room)
-        self.groups = (replace(self.groups[0], kept=kept, forgets=BLOCK, looks=1),)
+        self.groups = (replace(self.groups[0], kept=kept, forgets=BLOCK, looks=max(1, every), every=every),)
         self.kv = KVCacheManager(room, page_size, self.groups, store=self.memory, enable_prefix_cache=False)
 
     def add(self, sequence):
@@ -42,12 +48,12 @@ class CompactingMachine(KVMachine):
             return
         if row.resident == len(row.units):
             row.units.append(amount % 2)
-        left = (row.prompt if row.resident < row.prompt else len(row.units)) - row.resident
+        left = min(len(row.units) - row.resident, self.kv.until_due(row.resident, row.prompt))
         mark, before = self.undo.mark(), self.everything()
         lasting = self.kv.num_lasting_pages(row.key)
         try:
-            if row.resident == row.prompt:
-                self.kv.compact(row.key, row.units[: row.prompt], self.undo)
+            if self.kv.is_due(row.resident, row.prompt):
+                self.kv.compact(row.key, row.units[: row.resident], self.undo)
             row.deltas = self.kv.reserve(row.key, row.resident + min(amount, left), self.undo)
         except OutOfPages:
             self.undo.rollback_to(mark)
@@ -81,25 +87,34 @@ class CompactingMachine(KVMachine):
             asked = self.kv.compaction_of(row.key)
             if asked is None:
                 continue
-            assert (asked.num_tokens, asked.token_ids) == (row.prompt, (row.units[row.prompt - 1],))
+            (group,), end = self.groups, row.resident
+            assert (asked.num_tokens, asked.token_ids) == (end, tuple(row.units[end - group.looks : end]))
+            assert asked.first == (self.kv.num_forgotten(end - BLOCK) if group.every else 0)
+            assert len(asked.sources) == -(-(end - asked.first) // self.size)
+            if not asked.targets:
+                assert group.every and self.kv.num_forgotten(end) == asked.first
+                continue
             assert all("copy" in self.kv.describe(page).tickets for page in asked.sources)
             assert not set(asked.sources) & set(asked.targets)
             for source, target in zip(asked.sources[-len(asked.targets) :], asked.targets, strict=True):
                 self.memory.copy_page(source, target)
 
-    def first(self, row):
-        """The first position that is kept now."""
-        return self.kv.num_forgotten(row.prompt) if row.end > row.prompt else 0
+    def gone(self, row, count):
+        """Positions that are gone when so many tokens have been computed: before the last one."""
+        (group,) = self.groups
+        if group.every:
+            return self.kv.num_forgotten((count - 1) // BLOCK * BLOCK) if count else 0
+        return self.kv.num_forgotten(row.prompt) if count > row.prompt else 0
 
     def read_all(self, row):
-        for position in range(self.first(row), row.end):
+        for position in range(self.gone(row, row.end), row.end):
             page = row.tables[0, position // self.size]
             assert self.memory.pages[page][position % self.size] == row.content(position)
 
     def branches_hold_what_they_need(self):
         for row in self.sequences.values():
             (table,) = self.kv.page_table(row.key)
-            gone = self.kv.num_forgotten(row.prompt) // self.size if row.resident > row.prompt else 0
+            gone = self.gone(row, row.resident) // self.size
             assert table.count(TOMBSTONE) == gone and set(table[:gone]) <= {TOMBSTONE}
             assert len(table) == -(-row.resident // self.size)
             for position in range(gone * self.size, row.resident):
@@ -121,3 +136,21 @@ def test_whole_blocks_go_and_at_least_as_much_stays_as_was_asked(kept: int, page
     stays = -(-(length - gone) // page_size) if gone else 0
     assert stays <= group.kept_columns(page_size)
     assert kv.num_pages_needed(length) >= -(-length // page_size) + stays
+
+
+@given(
+    st.integers(0, 20), st.sampled_from([1, 2, 4]), st.integers(1, 30), st.sampled_from([0, BLOCK]), st.integers(1, 3)
+)
+def test_the_pool_holds_as_many_tokens_as_it_says(
+    kept: int, page_size: int, pages: int, every: int, branches: int
+) -> None:
+    group = KVGroup((0,), kept=kept, forgets=BLOCK, looks=1, every=every if kept else 0)
+    kv = KVCacheManager(pages, page_size, (group,), store=Memory(), enable_prefix_cache=False)
+    most = kv.capacity_tokens(7, branches)
+    fits = [n for n in range(200) if kv.num_pages_needed(n, 7) <= pages // branches]
+    assert fits == list(range(min(most + 1, 200)))
+
+
+def test_pages_go_as_a_whole() -> None:
+    with pytest.raises(InvalidInput, match="divides 4"):
+        KVCacheManager(4, 3, (KVGroup((0,), kept=5, forgets=4),), store=Memory(), enable_prefix_cache=False)

@@ -186,12 +186,13 @@ class Stage:
     def core(self, parts: ModelParts, engine: Engine, longest: int, widest: int = 1) -> EngineCore:
         """An engine that audits its pages, with all adapters and room for ``widest`` sequences of so many tokens."""
         groups = [replace(group, window=0) for group in parts.model.kv_groups()]
-        counts = (*[longest] * widest, engine.spare_tokens)
-        pages = [group.most_columns(count, engine.page_size, None) for group in groups for count in counts]
+        counts, voting = (*[longest] * widest, engine.spare_tokens), parts.config.voting
+        page_size = min(engine.page_size, voting.block) if voting else engine.page_size
+        pages = [group.most_columns(count, page_size, None) for group in groups for count in counts]
         core = build_core(
             parts,
             num_pages=sum(pages),
-            page_size=engine.page_size,
+            page_size=page_size,
             scheduling=SchedulerConfig(max_seq_len=MAX_SEQ_LEN, **engine.scheduling),
             prefix_cache=engine.prefix_cache,
             host_pages=0 if parts.config.forgets else engine.host_pages,
@@ -249,7 +250,10 @@ def make_stage(
     shapes = quiet.model.projections()
     folders = [adapter_folder(shapes, seed, rank=rank, ends=ends) for seed, rank, ends in ADAPTERS]
     rng = random.Random(f"{model} {options}")
-    return Stage(quiet, played, folders, page_sizes, [draw_ask(rng) for _ in range(asks)])
+    drawn = [draw_ask(rng) for _ in range(asks)]
+    if model == "h2o":  # refuses beams
+        drawn = [ask for ask in drawn if not ask.params.use_beam_search]
+    return Stage(quiet, played, folders, page_sizes, drawn)
 
 
 def play_all(stages: Sequence[Stage], count: int, seen: Counter[str], kind: Callable[..., Play] | None = None) -> None:

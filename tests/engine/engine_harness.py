@@ -14,7 +14,7 @@ from lying_trees import lying_tree
 
 from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.events import EventKind, TokenEvent
-from octavo.core.kv_eviction import SnapKV, StreamingLLM
+from octavo.core.kv_eviction import H2O, SnapKV, StreamingLLM
 from octavo.core.params import SamplingParams
 from octavo.core.request import Request
 from octavo.core.scheduler import SchedulerConfig
@@ -27,7 +27,8 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 MODELS = {"llama": "tiny_model.json", "gemma3": "tiny_two_groups.json"}  # the second has two KV groups
 FORGETFUL = {
     "streaming": ("tiny_model.json", StreamingLLM(sinks=3, window=6)),
-    "snapkv": ("tiny_model.json", SnapKV(capacity=2, window=1, kernel=3, block=16)),
+    "snapkv": ("tiny_model.json", SnapKV(capacity=4, window=2, kernel=3, block=4)),
+    "h2o": ("tiny_model.json", H2O(heavy=3, recent=2, block=4)),
 }
 MAX_SEQ_LEN = 96
 
@@ -41,8 +42,14 @@ def tiny_parts(model: str, backend: str = "reference") -> ModelParts:
 
 def pages_for(model: str, page_size: int, num_tokens: int) -> int:
     """Pages that one sequence of ``num_tokens`` takes."""
-    groups = tiny_parts(model).model.kv_groups()
-    return sum(group.most_columns(num_tokens, page_size, None) for group in groups)
+    groups, size = tiny_parts(model).model.kv_groups(), fitting(page_size, model)
+    return sum(group.most_columns(num_tokens, size, None) for group in groups)
+
+
+def fitting(page_size: int, model: str) -> int:
+    """The page size, or the largest that goes with what a model forgets."""
+    _, policy = FORGETFUL.get(model, ("", None))
+    return page_size if policy is None or isinstance(policy, StreamingLLM) else min(page_size, policy.block)
 
 
 def make_core(
@@ -62,7 +69,7 @@ def make_core(
     return build_core(
         replace(tiny_parts(model, backend), lookup=lookup),
         num_pages=num_pages,
-        page_size=page_size,
+        page_size=fitting(page_size, model),
         scheduling=SchedulerConfig(**scheduling),
         prefix_cache=prefix_cache,
         host_pages=0 if model in FORGETFUL else host_pages,

@@ -8,8 +8,9 @@ import pytest
 from engine_harness import FIXTURES, FORGETFUL, Collector, assert_idle, make_core, make_request, tiny_parts
 
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import StreamingLLM, parse_eviction
+from octavo.core.kv_eviction import H2O, SnapKV, StreamingLLM, parse_eviction
 from octavo.core.params import SamplingParams
+from octavo.decoding.speculation import make_speculator
 from octavo.engine.config import EngineConfig
 from octavo.engine.llm import LLM
 from octavo.engine.loader import plan_engine
@@ -78,12 +79,15 @@ def test_nothing_is_shared_and_the_numbers_have_a_name_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_guessed_tokens_are_the_same_bytes(method: str) -> None:
+@pytest.mark.parametrize(
+    "asked", ["streaming_llm:sinks=2,window=9", "snapkv:capacity=9,window=3,block=4", "h2o:heavy=5,recent=4,block=4"]
+)
+def test_guessed_tokens_are_the_same_bytes(method: str, asked: str) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=1)
-    plain, guessed = (
-        llm(kv_eviction="streaming_llm:sinks=2,window=9", speculative=name).generate([PROMPT], params)[0]
-        for name in ("", method)
-    )
+    engine = llm(kv_eviction=asked)
+    (plain,) = engine.generate([PROMPT], params)
+    engine.loaded.core.speculator = make_speculator(method, 5, adapts=False)
+    (guessed,) = engine.generate([PROMPT], params)
     assert plain.outputs == guessed.outputs and guessed.num_draft_tokens > 0
 
 
@@ -97,13 +101,18 @@ def test_how_it_is_spelt() -> None:
     assert parse_eviction("") is None
     assert parse_eviction("streaming_llm") == StreamingLLM(4, 1024)
     assert parse_eviction("streaming_llm:window=8,sinks=1") == StreamingLLM(1, 8)
+    assert parse_eviction("snapkv:block=16,capacity=99") == SnapKV(99, 32, 5, 16)
+    assert parse_eviction("h2o:recent=7") == H2O(512, 7, 64)
 
 
 @pytest.mark.parametrize(
     ("options", "field", "remedy"),
     [
         ({"kv_eviction": "lru"}, "kv_eviction", "streaming_llm"),
-        ({"kv_eviction": "h2o:heavy=4"}, "kv_eviction", "benchmarks/lossy_kv.py"),
+        ({"kv_eviction": "h2o:window=4"}, "kv_eviction", "once"),
+        ({"kv_eviction": "h2o:recent=0"}, "kv_eviction: recent", "1 to"),
+        ({"kv_eviction": "h2o:block=8"}, "page_size", "divides its block"),
+        ({"kv_eviction": "h2o", "max_batched_tokens": 60}, "kv_eviction: block", "max_batched_tokens"),
         ({"kv_eviction": "snapkv:sinks=4"}, "kv_eviction", "once"),
         ({"kv_eviction": "snapkv:capacity=0"}, "kv_eviction: capacity", "1 to"),
         ({"kv_eviction": "snapkv:capacity=9,window=10"}, "kv_eviction: window", "1 to 9"),

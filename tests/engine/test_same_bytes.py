@@ -189,6 +189,9 @@ class Run:
     def __init__(self, plan: dict[str, Any], seen: Counter[str]) -> None:
         self.plan, self.seen = plan, seen
         self.model = plan["model"]
+        if self.model == "h2o":  # refuses beams
+            arrivals = [replace(a, params=0) if ALL[a.params].use_beam_search else a for a in plan["arrivals"]]
+            self.plan = {**plan, "arrivals": arrivals}
         self.cores = [self._core(plan["page_size"]), self._core(PAGE_SIZES[plan["spare_tokens"] % 4])]
         for core in self.cores:
             self._intercept(core)

@@ -78,6 +78,7 @@ class Stage:
     script: Script
     parts: Mapping[int, ModelParts]  # threads -> parts; requests are alone on the fewest
     seen: Counter[str]
+    page_sizes: Sequence[int] = PAGE_SIZES
     expected: dict[tuple[int, int], list[Choice]] = field(default_factory=dict)
     quiet: EngineCore | None = None
 
@@ -122,7 +123,7 @@ class Stage:
 
         With `few`, it draws from as many requests alone, the same ones each time: fewer answers have to be known.
         """
-        page_size, wanted = rng.choice(PAGE_SIZES), self._draw(rng, few)
+        page_size, wanted = rng.choice(self.page_sizes), self._draw(rng, few)
         alone = [self.alone(*pair) for pair in wanted]
         core = self.core(
             threads,

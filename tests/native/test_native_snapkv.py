@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from native_harness import CASES, ISAS, compiled, prompt, weights_of
-from schedules import Stage
+from schedules import PAGE_SIZES, Stage
 from test_native_schedules import SCRIPT, checkpoint
 
 from octavo.backends import create_backend, native_lib
 from octavo.backends.native_backend import NativeBackend
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import SnapKV
+from octavo.core.kv_eviction import H2O, SnapKV, Voting
 from octavo.core.kv_groups import KVGroup
 from octavo.engine.eviction import forgetful
 from octavo.models.config import ModelConfig
@@ -113,13 +113,14 @@ def test_steps_that_ask_for_what_is_not_defined_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", LOSS)
-def test_a_request_is_what_it_is_alone(kv_dtype: str) -> None:
+@pytest.mark.parametrize("policy", [SnapKV(3, 2, 3), H2O(20, 9, block=16)])
+def test_a_request_is_what_it_is_alone(kv_dtype: str, policy: Voting) -> None:
     """Beside others, in any chunks and pages, preempted, on more threads; nothing comes from a cache."""
     made = copy(checkpoint("llama"))
-    made.config = forgetful(made.config, SnapKV(3, 2, 3))
+    made.config = forgetful(made.config, policy)
     parts = {threads: made.parts(made.load("bf16", "", threads), kv_dtype) for threads in (1, 2)}
-    stage = Stage(SCRIPT, parts, Counter())
-    for seed in range(6):
+    stage = Stage(SCRIPT, parts, Counter(), [size for size in PAGE_SIZES if policy.block % size == 0])
+    for seed in range(6 if not policy.every else 4):
         stage.play(random.Random(f"{kv_dtype} {seed}"), 1 + seed % 2, few=12)
     assert all(stage.seen[what] for what in ("kicked", "chunks", "mixed", "compactions")), stage.seen
     assert not stage.seen["hits"]

@@ -20,7 +20,7 @@ from octavo.backends.quantization import QuantConfig, quantize
 from octavo.backends.random import round32
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import CorruptPages
-from octavo.core.kv_eviction import SnapKV, kept_after_prompt
+from octavo.core.kv_eviction import H2O, SnapKV
 from octavo.core.kv_groups import KVGroup
 from octavo.core.params import POOLINGS, SamplingParams
 
@@ -268,31 +268,37 @@ def attention(rng: random.Random) -> Run:
 
 @compares
 def compact(rng: random.Random) -> Run:
-    """One sequence in one KV group of two layers; what stays lies in places 0, 1, ... of other pages."""
+    """One sequence in one KV group of two layers; what stays lies in places 0, 1, ... of other pages, with its mass."""
     shape, page_size = {"num_kv_heads": 2, "k_dim": 3, "v_dim": 3}, rng.choice([1, 2, 4])
     window, count = rng.randint(1, 4), rng.randint(9, 40)
-    policy = SnapKV(rng.randint(window, 9), window, rng.choice([1, 3, 5]), block=4)
+    policy = rng.choice([SnapKV(rng.randint(window, 9), window, rng.choice([1, 3, 5]), 4), H2O(3, window, block=4)])
     stays = count - policy.dropped(count)
     columns = [-(-n // page_size) for n in (count, stays)]
     pages = rng.sample(range(sum(columns) + 3), sum(columns))
     tokens = matrix(rng, 2 * count, 2 * 2 * 3)
     mass = {layer: matrix(rng, 2, count) for layer in (0, 1)}
+    known = rng.choice([0, count - 4, count])
+    before = {layer: matrix(rng, 2, known) for layer in (0, 1)} if known else None
 
     def run(b: Any) -> Any:
         pool = b.allocate_kv(sum(columns) + 3, page_size, (KVGroup((0, 1), **shape),))
         for place in range(count):
             pool.write(pages[place // page_size], place % page_size, tokens[2 * place], tokens[2 * place + 1])
-        before = [pool.read(page, 0) for page in pages[: columns[0]]]
+        was = [pool.read(page, 0) for page in pages[: columns[0]]]
         sources, targets = pages[: columns[0]], pages[columns[0] :]
-        b.compact(pool, sources, targets, {at: b.weight("mass", each) for at, each in mass.items()}, policy)
-        assert [pool.read(page, 0) for page in sources] == before
+        given = {at: b.weight("mass", each) for at, each in mass.items()}
+        carried = before and {at: b.weight("mass", each) for at, each in before.items()}
+        scores = b.compact(pool, sources, (), given, policy, carried)
+        stay = b.compact(pool, sources, targets, given, policy, carried)
+        assert [pool.read(page, 0) for page in sources] == was
         found = [pool.read(targets[place // page_size], place % page_size) for place in range(stays)]
         for layer, head in itertools.product((0, 1), (0, 1)):
-            kept = kept_after_prompt(mass[layer][head], stays, policy.window, policy.kernel)
+            kept = policy.kept(b.to_lists(scores[layer])[head])
+            assert b.to_lists(stay[layer])[head] == [b.to_lists(scores[layer])[head][at] for at in kept]
             part = slice(6 * layer + 3 * head, 6 * layer + 3 * head + 3)
             for half in (0, 1):
                 assert [each[half][part] for each in found] == [tokens[2 * at + half][part] for at in kept]
-        return found
+        return [found, [b.to_lists(scores[layer]) for layer in (0, 1)]]
 
     return run
 

@@ -13,7 +13,7 @@ from op_cases import matrix
 
 from octavo.backends import BACKENDS, create_backend
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import SnapKV, kept_after_prompt
+from octavo.core.kv_eviction import H2O, SnapKV, kept_after_prompt
 from octavo.core.kv_groups import KVGroup
 
 HEADS, KV_HEADS, DIM = 4, 2, 4
@@ -95,6 +95,12 @@ def test_all_heads_at_once_choose_as_each_by_itself(seed: int, window: int, more
     count, rng = policy.capacity + rest, random.Random(seed)
     spread = rng.choice([1, 3, 1000])  # few values: ties are common
     mass = {layer: [[rng.randint(0, spread) / 7 for _ in range(count)] for _ in range(2)] for layer in range(3)}
-    kept = kept_of({layer: np.asarray(each, np.float64) for layer, each in mass.items()}, policy)
-    expected = [[list(kept_after_prompt(s, policy.capacity, window, kernel)) for s in mass[at]] for at in range(3)]
-    assert kept.tolist() == expected
+    for chosen in (policy, H2O(more + 1, window, block=1)):
+        kept = kept_of(np.array([mass[at] for at in range(3)], np.float64), chosen)
+        assert kept.tolist() == [[list(chosen.kept(scores)) for scores in mass[at]] for at in range(3)]
+    assert policy.kept(mass[0][0]) == kept_after_prompt(mass[0][0], policy.capacity, window, kernel)
+    stays = (
+        *sorted(range(count - window), key=lambda at: (-mass[0][0][at], at))[: more + 1],
+        *range(count - window, count),
+    )
+    assert H2O(more + 1, window, block=1).kept(mass[0][0]) == tuple(sorted(stays))

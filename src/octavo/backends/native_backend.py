@@ -32,11 +32,11 @@ from octavo.backends.native_rows import LogitRows, RowRecords
 from octavo.backends.native_sampling import Drawn, SamplingOps
 from octavo.backends.native_smooth import smooth
 from octavo.backends.native_steps import StepArrays
-from octavo.backends.numpy_eviction import kept_of
+from octavo.backends.numpy_eviction import added, kept_of
 from octavo.backends.numpy_pooling import normed, pool
 from octavo.backends.ops import ForwardBatch, PoolSpan, SamplingRow
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import SnapKV
+from octavo.core.kv_eviction import Voting
 from octavo.core.kv_groups import KVGroup
 
 __all__ = ["NativeBackend", "NativeModel"]
@@ -160,8 +160,8 @@ class NativeBackend(SamplingOps):
         """A model made ready for this backend, with room for adapters; `load` gives it its weights. Raises InvalidInput
         for what cannot run."""
         room = adapters or NO_ADAPTERS
-        if model.config.snapkv is not None and not lib.gives_mass():
-            raise InvalidInput("kv_eviction", "snapkv", "this native library does not know it: build it again")
+        if model.config.voting is not None and not lib.gives_mass():
+            raise InvalidInput("kv_eviction", model.config.voting, "this native library lacks it: build it again")
         return NativeModel(self, model, FormatPlan(format), resolve_kv_dtype(kv_dtype, format), room)
 
     # ---- steps
@@ -234,10 +234,18 @@ class NativeBackend(SamplingOps):
         sources: Sequence[int],
         targets: Sequence[int],
         mass: Mapping[int, Floats],
-        policy: SnapKV,
-    ) -> None:
-        """What stays of the prompt in pages sources to pages targets, chosen for each layer and head by its mass."""
-        kv.keep(sources, targets, kept_of(mass, policy))
+        policy: Voting,
+        carried: Mapping[int, Floats] | None = None,
+    ) -> dict[int, Floats]:
+        """What stays of the tokens in pages sources to pages targets, chosen for each layer and head by its mass, and
+        carried; that of those that stay.
+        """
+        scores = added(mass, carried)
+        if targets:
+            kept = kept_of(scores, policy)
+            kv.keep(sources, targets, kept)
+            scores = np.take_along_axis(scores, kept, axis=2)
+        return dict(zip(sorted(mass), scores, strict=True))
 
     def swap_out(self, kv: NativeKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import numpy_attention, numpy_sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
-from octavo.backends.numpy_eviction import kept_of
+from octavo.backends.numpy_eviction import added, kept_of
 from octavo.backends.numpy_pages import NumpyKVPool
 from octavo.backends.numpy_pooling import pool
 from octavo.backends.numpy_quantized import NumpyQuantized
@@ -32,7 +32,7 @@ from octavo.backends.ops import (
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import SnapKV
+from octavo.core.kv_eviction import Voting
 from octavo.core.kv_groups import KVGroup
 
 Floats = NDArray[np.float32]
@@ -251,10 +251,18 @@ class NumpyBackend:
         sources: Sequence[int],
         targets: Sequence[int],
         mass: Mapping[int, Floats],
-        policy: SnapKV,
-    ) -> None:
-        """What stays of the prompt in pages sources to pages targets, chosen for each layer and head by its mass."""
-        kv.keep(sources, targets, kept_of(mass, policy))
+        policy: Voting,
+        carried: Mapping[int, Floats] | None = None,
+    ) -> dict[int, Floats]:
+        """What stays of the tokens in pages sources to pages targets, chosen for each layer and head by its mass, and
+        carried; that of those that stay.
+        """
+        scores = added(mass, carried)
+        if targets:
+            kept = kept_of(scores, policy)
+            kv.keep(sources, targets, kept)
+            scores = np.take_along_axis(scores, kept, axis=2)
+        return dict(zip(sorted(mass), scores, strict=True))
 
     def swap_out(self, kv: NumpyKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""

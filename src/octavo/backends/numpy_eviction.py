@@ -1,4 +1,4 @@
-"""What stays of a prompt, in NumPy: the same choice as `core.kv_eviction.kept_after_prompt`, of all heads at once."""
+"""What stays of a sequence, in NumPy: the choice that the policies of `core.kv_eviction` make, of all heads at once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.kv_eviction import SnapKV
+from octavo.core.kv_eviction import Voting
 
-__all__ = ["kept_of"]
+__all__ = ["added", "kept_of"]
+
+Floats = NDArray[np.float32]
 
 
-def kept_of(mass: Mapping[int, Any], policy: SnapKV) -> NDArray[np.int64]:
-    """[layers, kv heads, kept] places, ascending. ``mass``: by layer, [kv heads, tokens]."""
-    scores = np.stack([np.asarray(mass[layer], np.float64) for layer in sorted(mass)])
+def added(mass: Mapping[int, Any], carried: Mapping[int, Any] | None = None) -> Floats:
+    """[layers, kv heads, tokens], of the first ones with what they had. Both: by layer, [kv heads, tokens]."""
+    scores: Floats = np.stack([np.asarray(mass[layer], np.float32) for layer in sorted(mass)])
+    if carried:
+        before = np.stack([carried[layer] for layer in sorted(carried)])
+        scores[..., : before.shape[2]] += before
+    return scores
+
+
+def kept_of(scores: NDArray[Any], policy: Voting) -> NDArray[np.int64]:
+    """[layers, kv heads, kept] places, ascending, of scores [layers, kv heads, tokens]."""
     *heads, count = scores.shape
     first, kept = count - policy.window, count - policy.dropped(count)
-    order = np.argsort(-_pooled(scores[..., :first], policy.kernel), axis=-1, kind="stable")  # ties: the older place
+    smooth = _pooled(scores[..., :first].astype(np.float64), policy.kernel)
+    order = np.argsort(-smooth, axis=-1, kind="stable")  # of equals the older
     places = np.empty((*heads, kept), np.int64)
     places[..., : kept - policy.window] = np.sort(order[..., : kept - policy.window], axis=-1)
     places[..., kept - policy.window :] = np.arange(first, count)

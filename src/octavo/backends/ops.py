@@ -327,14 +327,16 @@ _PAGES = (
     ),
     OpSpec(
         "compact",
-        "Of the tokens in pages `sources` of a KV group, those that stay of a prompt go to places 0, 1, ... of pages "
-        "`targets`, for each layer and kv head by itself: `SnapKV.dropped` of them do not (`kept_after_prompt`).",
+        "Of the tokens in pages `sources` of a KV group, those that stay go to places 0, 1, ... of pages `targets`, "
+        "for each layer and kv head by itself, as `policy.kept` says of their mass (without targets: all stay where "
+        "they are). Returns the mass of those that stay, to which what they are given later is added.",
         (
             *(_KV_POOL, _spec("sources", "*", "int"), _spec("targets", "*", "int")),
             _spec("mass", "", "object", "of each layer, [kv heads][tokens]"),
-            _spec("policy", "", "object", "SnapKV"),
+            _spec("policy", "", "object", "SnapKV or H2O"),
+            _spec("carried", "", "object", "the same of the first tokens, to be added to mass", optional=True),
         ),
-        (),
+        (_spec("mass", "", "object", "of each layer, [kv heads][tokens that stay]"),),
         tensor=False,
     ),
     OpSpec(

@@ -31,7 +31,7 @@ from octavo.backends.ops import (
 from octavo.backends.quantization import QuantizedTensor
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput, InvariantBroken
-from octavo.core.kv_eviction import SnapKV, kept_after_prompt
+from octavo.core.kv_eviction import Voting
 
 Vector = list[float]
 Matrix = list[Vector]
@@ -251,16 +251,22 @@ class ReferenceBackend:
         kv: ListKVPool,
         sources: Sequence[int],
         targets: Sequence[int],
-        mass: Mapping[int, Sequence[Sequence[float]]],
-        policy: SnapKV,
-    ) -> None:
-        """What stays of the prompt in pages sources to pages targets, chosen for each layer and head by its mass."""
+        mass: Mapping[int, Matrix],
+        policy: Voting,
+        carried: Mapping[int, Matrix] | None = None,
+    ) -> dict[int, Matrix]:
+        """What stays of the tokens in pages sources to pages targets, chosen for each layer and head by its mass, and
+        carried; that of those that stay.
+        """
+        stays: dict[int, Matrix] = {}
         for layer, heads in mass.items():
-            kept = [
-                kept_after_prompt(scores, len(scores) - policy.dropped(len(scores)), policy.window, policy.kernel)
-                for scores in heads
-            ]
-            kv.keep(kv.where[layer][1], sources, targets, kept)
+            before = carried[layer] if carried else [[]] * len(heads)
+            scores = [list(map(plus, old, new)) + new[len(old) :] for old, new in zip(before, heads, strict=True)]
+            kept = [policy.kept(each) if targets else range(len(each)) for each in scores]
+            if targets:
+                kv.keep(kv.where[layer][1], sources, targets, kept)
+            stays[layer] = [[each[at] for at in places] for each, places in zip(scores, kept, strict=True)]
+        return stays
 
     def swap_out(self, kv: ListKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""

@@ -55,15 +55,17 @@ class PageTableDelta:
 
 @dataclass(frozen=True)
 class Compaction:
-    """A prompt is complete: before its row is computed, what stays of it goes to other pages (`SnapKV`).
+    """Before its row is computed, what stays of a branch's tokens goes to other pages (`SnapKV`, `H2O`).
 
-    Its first ``num_tokens`` tokens, of which ``token_ids`` are the last ones, are in the pages ``sources``; those that
-    stay are to fill ``targets`` in their order. They stand in the last columns of the prompt, so the columns before are
-    free.
+    Of its first ``num_tokens`` tokens, of which ``token_ids`` are the last ones, those from column of position
+    ``first`` on are in the pages ``sources``; those that stay are to fill ``targets`` in their order. They stand in the
+    last columns of all, so the columns before are free. Without ``targets`` all stay, and only what is looked at is
+    counted.
     """
 
     num_tokens: int
     token_ids: tuple[int, ...]  # what these look at says what stays
+    first: int  # tokens that went before
     sources: tuple[int, ...]
     targets: tuple[int, ...]
 

@@ -36,8 +36,8 @@ class Claims:
             if follows(branch):
                 return len(self.kv.groups)
             if branch.state is RequestState.DECODING:
-                is_first = branch.num_resident_tokens == branch.num_prompt_tokens
-                return self.kv.compaction_pages(branch.key, branch.num_prompt_tokens) if is_first else 0
+                is_due = self.kv.is_due(branch.num_resident_tokens, branch.num_prompt_tokens)
+                return self.kv.compaction_pages(branch.key, branch.num_resident_tokens) if is_due else 0
             tokens = min(tokens, branch.num_tokens + 1)
         return max(0, self.kv.num_pages_needed(tokens, self.config.max_prefill_chunk) - held) + copies
 

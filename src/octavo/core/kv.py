@@ -119,14 +119,14 @@ class KVCacheManager(CompactedTables):
         Without a group that sees everything, and with `max_chunk`, that may be without limit: then `sys.maxsize`.
         """
         pages = self.allocator.num_pages // num_branches
-        low, high = 0, pages + 1  # columns: low fit; high do not, if any global group exists
+        low, high = 0, (pages + 1) * self.page_size  # low fit; high do not, if any global group exists
         if self.num_pages_needed(sys.maxsize, max_chunk) <= pages:
             return sys.maxsize
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.num_pages_needed(middle * self.page_size, max_chunk) <= pages
+            fits = self.num_pages_needed(middle, max_chunk) <= pages
             low, high = (middle, high) if fits else (low, middle)
-        return low * self.page_size
+        return low
 
     def match_length(self, namespace: str, units: Sequence[int]) -> int:
         """Leading `units` that the prefix cache holds now; 0 where it is off."""

@@ -12,9 +12,11 @@ from dataclasses import dataclass, fields
 from octavo.core.errors import InvalidInput
 
 __all__ = [
+    "H2O",
     "Eviction",
     "SnapKV",
     "StreamingLLM",
+    "Voting",
     "heavy_hitters",
     "kept_after_prompt",
     "parse_eviction",
@@ -25,6 +27,12 @@ __all__ = [
 _MOST = 1 << 27  # tokens
 
 Places = tuple[int, ...]
+
+
+def _check_numbers(policy: object, **most: int) -> None:
+    for name, limit in most.items():
+        if not 1 <= getattr(policy, name) <= limit:
+            raise InvalidInput(f"kv_eviction: {name}", getattr(policy, name), f"give 1 to {limit}")
 
 
 @dataclass(frozen=True)
@@ -38,9 +46,7 @@ class StreamingLLM:
     window: int = 1024  # the token itself included
 
     def __post_init__(self) -> None:
-        for name, most in (("sinks", 64), ("window", _MOST)):
-            if not 1 <= getattr(self, name) <= most:
-                raise InvalidInput(f"kv_eviction: {name}", getattr(self, name), f"give 1 to {most}")
+        _check_numbers(self, sinks=64, window=_MOST)
 
 
 @dataclass(frozen=True)
@@ -56,34 +62,92 @@ class SnapKV:
     block: int = 64  # tokens; a multiple of the page size
 
     def __post_init__(self) -> None:
-        for name, most in (("capacity", _MOST), ("window", min(256, self.capacity)), ("kernel", 63), ("block", 4096)):
-            if not 1 <= getattr(self, name) <= most:
-                raise InvalidInput(f"kv_eviction: {name}", getattr(self, name), f"give 1 to {most}")
+        _check_numbers(self, capacity=_MOST, window=min(256, self.capacity), kernel=63, block=4096)
         if self.kernel % 2 == 0:
             raise InvalidInput("kv_eviction: kernel", self.kernel, "give an odd number")
 
+    @property
+    def looks(self) -> int:
+        """Tokens whose queries are counted."""
+        return self.window
+
+    @property
+    def every(self) -> int:
+        """Tokens from one choice to the next; 0: there is one, when the prompt is complete."""
+        return 0
+
     def dropped(self, num_tokens: int) -> int:
-        """How many of a prompt's tokens are forgotten."""
+        """How many of so many tokens are forgotten."""
         return max(0, num_tokens - self.capacity) // self.block * self.block
 
+    def kept(self, scores: Sequence[float]) -> Places:
+        """Which tokens stay."""
+        return kept_after_prompt(scores, len(scores) - self.dropped(len(scores)), self.window, self.kernel)
 
-Eviction = StreamingLLM | SnapKV
-_METHODS: dict[str, type[Eviction]] = {"streaming_llm": StreamingLLM, "snapkv": SnapKV}
-_EXAMPLES = "streaming_llm:sinks=4,window=1024 or snapkv:capacity=1024,window=32"
+
+@dataclass(frozen=True)
+class H2O:
+    """What an engine may keep of each sequence, chosen after every ``block`` tokens of it: see `heavy_hitters`.
+
+    Whole blocks go, as many as leave heavy + recent tokens at least, so up to twice a block less one more are there.
+    """
+
+    heavy: int = 512
+    recent: int = 512
+    block: int = 64  # tokens; a multiple of the page size
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, heavy=_MOST, recent=_MOST, block=4096)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that stay at least."""
+        return self.heavy + self.recent
+
+    @property
+    def window(self) -> int:
+        """Tokens at the end that stay whatever is looked at."""
+        return self.recent
+
+    @property
+    def kernel(self) -> int:
+        """Neighbours over which weights are averaged: each stands for itself."""
+        return 1
+
+    @property
+    def looks(self) -> int:
+        """Tokens whose queries are counted at once: those since the last choice."""
+        return self.block
+
+    @property
+    def every(self) -> int:
+        """Tokens from one choice to the next."""
+        return self.block
+
+    def dropped(self, num_tokens: int) -> int:
+        """How many of so many tokens are forgotten."""
+        return max(0, num_tokens - self.capacity) // self.block * self.block
+
+    def kept(self, scores: Sequence[float]) -> Places:
+        """Which tokens stay."""
+        return heavy_hitters(scores, len(scores) - self.dropped(len(scores)) - self.recent, self.recent)
+
+
+Voting = SnapKV | H2O  # by attention weights
+Eviction = StreamingLLM | SnapKV | H2O
+_METHODS: dict[str, type[Eviction]] = {"streaming_llm": StreamingLLM, "snapkv": SnapKV, "h2o": H2O}
+_EXAMPLES = "streaming_llm:sinks=4,window=1024, snapkv:capacity=1024,window=32 or h2o:heavy=512,recent=512"
 
 
 def parse_eviction(text: str) -> Eviction | None:
-    """``streaming_llm:sinks=4,window=1024``, ``snapkv:capacity=1024,window=32,kernel=5,block=64`` (numbers as in
-    `StreamingLLM` and `SnapKV` where not given); empty: None.
+    """``streaming_llm:sinks=4,window=1024``, ``snapkv:capacity=1024,window=32,kernel=5,block=64``,
+    ``h2o:heavy=512,recent=512,block=64`` (numbers as in their classes where not given); empty: None.
 
-    Raises ``InvalidInput`` for what cannot be done while requests are served.
+    Raises ``InvalidInput``.
     """
     if not text:
         return None
     method, _, rest = text.partition(":")
-    if method == "h2o":
-        remedy = "is measured by benchmarks/lossy_kv.py, not served: its sums over all queries are kept nowhere"
-        raise InvalidInput("kv_eviction", text, f"h2o {remedy}; use snapkv or streaming_llm")
     if method not in _METHODS:
         raise InvalidInput("kv_eviction", text, f"give {_EXAMPLES}, or nothing")
     names = [item.name for item in fields(_METHODS[method])]

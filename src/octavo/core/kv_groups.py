@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import SnapKV
+from octavo.core.kv_eviction import Voting
 
 __all__ = ["DTYPE_BYTES", "KVGroup", "make_kv_groups"]
 
@@ -34,6 +34,7 @@ class KVGroup:
     kept: int = 0  # of a complete prompt, at least: the rest is forgotten in steps of `forgets` tokens; 0: all stays
     forgets: int = 1
     looks: int = 0  # tokens at its end that say what stays
+    every: int = 0  # not only then: of all that there is after so many tokens, and so many more
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -57,13 +58,14 @@ class KVGroup:
         """Columns of so many tokens that hold a page at once, at most, if no step computes more than ``max_chunk``."""
         columns = -(-num_tokens // page_size)
         if self.kept and num_tokens >= self.kept + self.forgets:  # what stays is copied before the rest is free
-            return columns + self.kept_columns(page_size)
+            held = -(-(self.kept + 3 * self.forgets) // page_size) if self.every else columns
+            return min(columns, held) + self.kept_columns(page_size)
         if self.window == 0 or max_chunk is None:
             return columns
         return min(columns, -(-self.sinks // page_size) + (self.window + max_chunk + page_size - 2) // page_size + 1)
 
     def kept_columns(self, page_size: int) -> int:
-        """Columns that hold what stays of a prompt, at most."""
+        """Columns that hold what stays when something is forgotten, at most."""
         return -(-(self.kept + self.forgets - 1) // page_size)
 
     def needed_columns(self, num_tokens: int, page_size: int) -> tuple[int, int]:
@@ -85,13 +87,13 @@ def make_kv_groups(
     v_dim: int = 1,
     dtype: str = "fp32",
     sinks: int = 0,
-    snapkv: SnapKV | None = None,
+    voting: Voting | None = None,
 ) -> tuple[KVGroup, ...]:
     """Group layers of equal window (0: global) into groups of equal layer count, with the least padding.
 
     Of the layer counts with the least padding the largest is taken: 15 windowed and 3 global layers make 6 groups of 3.
-    Groups are ordered by their first layer. ``sinks``: first tokens that windowed layers keep. ``snapkv``: what
-    stays of a prompt.
+    Groups are ordered by their first layer. ``sinks``: first tokens that windowed layers keep. ``voting``: what
+    stays of all.
     Raises `InvalidInput` without layers or for a negative window.
     """
     if not layer_windows:
@@ -110,9 +112,10 @@ def make_kv_groups(
             window=window,
             sinks=sinks if window else 0,
             dtype=dtype,
-            kept=snapkv.capacity if snapkv else 0,
-            forgets=snapkv.block if snapkv else 1,
-            looks=snapkv.window if snapkv else 0,
+            kept=voting.capacity if voting else 0,
+            forgets=voting.block if voting else 1,
+            looks=voting.looks if voting else 0,
+            every=voting.every if voting else 0,
             padded_layers=max(0, size - len(layers[start : start + size])),
         )
         for window, layers in by_window.items()

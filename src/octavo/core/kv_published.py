@@ -224,3 +224,5 @@ def _check_shape(page_size: int, groups: Sequence[KVGroup]) -> None:
         raise InvalidInput("page_size", page_size, "give a positive integer")
     if len({group.page_bytes(page_size) for group in groups}) != 1:
         raise InvalidInput("groups", tuple(groups), "give one or more groups of equal page bytes (make_kv_groups)")
+    if groups[0].kept and groups[0].forgets % page_size:
+        raise InvalidInput("page_size", page_size, f"give one that divides {groups[0].forgets}, which go at once")

@@ -70,7 +70,8 @@ class Planner:
             draft.turn = None  # nobody came for whom others were kept out
             self._serve_all(rest, draft, spendable - draft.num_other_tokens)
         if draft.proposed:
-            add_drafts(draft, spendable - draft.num_other_tokens, self.config.max_prefill_chunk, self._reserve)
+            left, chunk = spendable - draft.num_other_tokens, self.config.max_prefill_chunk
+            add_drafts(draft, left, chunk, self._reserve, self.roster.until_due)
         draft.copies = list(self.kv.take_copies())
         draft.rows = tuple(draft.others)
         if columns is not None:

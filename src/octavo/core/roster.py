@@ -65,12 +65,14 @@ class Roster:
 
     def bounded(self, branch: Branch, tokens: int) -> int:
         """``tokens`` of a prompt, or what a bulk request may have of them in one step."""
-        left = branch.num_prompt_tokens - branch.num_resident_tokens
-        if self.kv.forgets_prompts and 0 < left < tokens:
-            tokens = left  # what comes behind a prompt sees what stays of it
+        tokens = min(tokens, self.until_due(branch))
         if not branch.request.bulk:
             return tokens
         return min(tokens, bulk_chunk(branch, self.running, self.num_bulk == len(self.requests)))
+
+    def until_due(self, branch: Branch) -> int:
+        """Tokens that its row may have at most: before the next, something may be forgotten."""
+        return self.kv.until_due(branch.num_resident_tokens, branch.num_prompt_tokens)
 
     def computing(self, branch: Branch, undo: UndoLog) -> None:
         """Have others wait for what a branch computes; for bulk nobody waits."""

@@ -75,13 +75,19 @@ def guess_of(facts: Sequence[Any]) -> tuple[BranchKey, Guess]:
     return (request_id, choice), DraftTree(tuple(token_ids), tuple(parents[0])) if parents else token_ids
 
 
-def add_drafts(draft: Draft, budget: int, chunk: int, reserve: Reserve) -> None:
-    """Lengthen the rows of those that have drafts, by rank, while there are tokens, pages and time for it."""
+def add_drafts(
+    draft: Draft, budget: int, chunk: int, reserve: Reserve, until_due: Callable[[Branch], int] | None = None
+) -> None:
+    """Lengthen the rows of those that have drafts, by rank, while there are tokens, pages and time for it.
+
+    ``until_due``: the most tokens that a branch's row may have.
+    """
     for row, branch in zip(draft.others, draft.served, strict=True):
         drafts = draft.proposed.get(branch.key)
         if drafts is None or not may_draft(branch) or not row.flags.sample:
             continue
         count = min(len(drafts), budget, chunk - 1, branch.token_limit - branch.num_tokens - 1)
+        count = count if until_due is None else min(count, until_due(branch) - 1)
         if count > 0 and draft.allowance is not None:
             count = draft.allowance.verify(row.start, count)
         deltas = reserve(branch, 1 + count, draft) if count > 0 else None

@@ -49,14 +49,14 @@ class SteadyDecodes:
             if branch.last_step <= oldest or branch.num_preemptions >= most:
                 return [], running
             if branch.state is _DECODING and branch.is_plain and branch.waiting_reason is _NOT_BLOCKED:
-                is_first = self.kv.forgets_prompts and _ends_prompt(branch)
-                (rest if is_first or branch.key in drafts else steady).append(branch)
+                is_due = self.kv.compacts and self._is_due(branch)
+                (rest if is_due or branch.key in drafts else steady).append(branch)
             else:
                 rest.append(branch)
         if not rest:
             return steady, rest
         columns = [min(b.num_missing_tokens, self.config.max_prefill_chunk) // self.kv.page_size + 2 for b in rest]
-        columns += [self.kv.compaction_pages(b.key, b.num_prompt_tokens) for b in rest if _ends_prompt(b)]
+        columns += [self.kv.compaction_pages(b.key, b.num_resident_tokens) for b in rest if self._is_due(b)]
         if self.kv.free_pages() < (len(steady) + sum(columns)) * len(self.kv.groups):
             return [], running
         return steady, rest
@@ -103,6 +103,8 @@ class SteadyDecodes:
             return False
         if flying.puts_off_bulk and not draft.puts_off_bulk:
             return False  # the bulk requests are to have their turn
+        if self.kv.compacts and any(self._is_due(branch, 1) for branch in flying.steady):
+            return False  # what their tokens see is not known yet
         goes_on = [b.slot == s and draft.allows(b) for b, s in zip(flying.steady, flying.rows.slots, strict=True)]
         index = [i for i, b in enumerate(flying.steady) if goes_on[i] and b.num_tokens + 1 < b.token_limit]
         branches = [flying.steady[i] for i in index]
@@ -127,8 +129,8 @@ class SteadyDecodes:
         """Cover the next ``tokens`` tokens with pages: what the runner's tables lack; None leaves nothing changed."""
         draft.undo.push(partial(self._count_pages, branch))  # runs after `reserve` is taken back
         try:
-            if _ends_prompt(branch):
-                self.kv.compact(branch.key, branch.request.prompt_token_ids, draft.undo)
+            if self._is_due(branch):
+                self.kv.compact(branch.key, branch.token_ids[: branch.num_resident_tokens], draft.undo)
             deltas = self.kv.reserve(branch.key, branch.num_resident_tokens + tokens, draft.undo)
         except OutOfPages:
             return None
@@ -136,13 +138,11 @@ class SteadyDecodes:
             self._count_pages(branch)
         return deltas
 
+    def _is_due(self, branch: Branch, ahead: int = 0) -> bool:
+        return self.kv.is_due(branch.num_resident_tokens + ahead, branch.num_prompt_tokens)
+
     def _count_pages(self, branch: Branch) -> None:
         branch.kv_blocks = self.kv.num_branch_pages(branch.key)
-
-
-def _ends_prompt(branch: Branch) -> bool:
-    """True if all of the prompt is resident, and nothing else."""
-    return branch.num_resident_tokens == branch.num_prompt_tokens
 
 
 def _restore_steps(branches: Sequence[Branch], steps: Sequence[int]) -> None:

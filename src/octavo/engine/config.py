@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.backends.adapters import AdapterRoom
 from octavo.core.config import PREEMPTIONS
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import Eviction, SnapKV, parse_eviction
+from octavo.core.kv_eviction import Eviction, StreamingLLM, Voting, parse_eviction
 from octavo.core.policies import POLICIES, PolicySettings, make_policy
 from octavo.core.speculative_config import DRAFT_MODEL, METHODS, asked_of, check_method
 from octavo.engine.adapters import MAX_LORAS, MAX_RANK, check_name
@@ -49,8 +49,8 @@ class EngineConfig:
     page_size: int = _flag(16, "Tokens in one KV page.")
     kv_eviction: str = _flag(
         "",
-        "Forget, which changes answers: streaming_llm:sinks=4,window=1024 keeps that many tokens, snapkv:capacity=1024 "
-        "that many of a prompt; empty: nothing.",
+        "Forget, which changes answers: streaming_llm:sinks=4,window=1024 or h2o:heavy=512,recent=512 keep that many "
+        "tokens, snapkv:capacity=1024 that many of a prompt; empty: nothing.",
     )
     kv_memory: str = _flag("", "Memory for KV pages, such as 512MiB; empty: what the other limits need and leave.")
     host_kv_memory: str = _flag("", "Memory that keeps what the prefix cache evicts, such as 1GiB; empty: none.")
@@ -139,15 +139,16 @@ class EngineConfig:
             raise InvalidInput("speculative", method, "give ngram or suffix beside kv_eviction")
         if asked.get("tree"):
             raise InvalidInput("speculative_config.tree", True, "leave it out: trees do not go with kv_eviction")
-        if isinstance(self.eviction, SnapKV):
-            self._check_snapkv(self.eviction)
+        if not isinstance(self.eviction, StreamingLLM):
+            self._check_voting(self.eviction)
 
-    def _check_snapkv(self, policy: SnapKV) -> None:
+    def _check_voting(self, policy: Voting) -> None:
         if policy.block % self.page_size:
             remedy = f"give a page size that divides its block, {policy.block}: pages go as a whole"
             raise InvalidInput("page_size", self.page_size, remedy)
-        if policy.window > self.max_batched_tokens:
-            raise InvalidInput("kv_eviction: window", policy.window, "give at most max_batched_tokens")
+        if policy.looks > self.max_batched_tokens:
+            name = "block" if policy.every else "window"
+            raise InvalidInput(f"kv_eviction: {name}", policy.looks, "give at most max_batched_tokens")
         if self.backend == "null":
             raise InvalidInput("kv_eviction", self.kv_eviction, "give a backend that looks at something")
 

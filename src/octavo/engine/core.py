@@ -82,6 +82,8 @@ class EngineCore:
     def submit(self, request: Request, now: float) -> None:
         """Hand a request to the scheduler. Raises ``InvalidInput`` naming field, value and remedy."""
         try:
+            if request.gang and self.kv.groups[0].every:
+                raise InvalidInput("use_beam_search", True, "h2o counts for each sequence by itself: use snapkv")
             if request.adapter:
                 self.served_adapters.place_of(request.adapter)
             verifier = request.params.speculative_verifier

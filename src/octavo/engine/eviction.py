@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import Eviction, SnapKV
+from octavo.core.kv_eviction import Eviction, StreamingLLM
 from octavo.models.config import ModelConfig
 from octavo.models.rope import resolve_rope
 
@@ -13,7 +13,7 @@ __all__ = ["forgetful"]
 
 
 def forgetful(config: ModelConfig, policy: Eviction | None) -> ModelConfig:
-    """The configuration with a window on every layer, and sinks before it; or with what stays of prompts.
+    """The configuration with a window on every layer, and sinks before it; or with what stays of all.
 
     Raises ``InvalidInput`` for models that have windows of their own and, with sinks, for those that turn by YaRN or
     never saw so long a cache.
@@ -22,8 +22,8 @@ def forgetful(config: ModelConfig, policy: Eviction | None) -> ModelConfig:
         return config
     if any(config.layer_windows):
         raise InvalidInput("kv_eviction", policy, "leave it empty: this model has windows of its own")
-    if isinstance(policy, SnapKV):
-        return replace(config, snapkv=policy)
+    if not isinstance(policy, StreamingLLM):
+        return replace(config, voting=policy)
     if resolve_rope(config.rope, config.head_dim).attention_factor != 1.0:
         raise InvalidInput("kv_eviction", policy, "leave it empty: keys that YaRN has scaled cannot be turned again")
     cached, limit = policy.sinks + policy.window, config.max_position_embeddings

@@ -75,7 +75,7 @@ class ModelParts:
     def _eviction(self) -> str:
         """What is forgotten, in words that tell it from everything else that could be; empty: nothing."""
         c = self.config
-        return str(c.snapkv or "") or (f"{c.window_sinks} {c.layer_windows}" if c.window_sinks else "")
+        return str(c.voting or "") or (f"{c.window_sinks} {c.layer_windows}" if c.window_sinks else "")
 
     def namespace(self, salt: str = "", adapter: str = "") -> str:
         """Where this model's prefixes are kept, for one tenant's salt (a string, or ``InvalidInput``) and with an
@@ -169,7 +169,7 @@ def build_core(
         adapters=table,
         grammars=grammars,
         lookup=parts.lookup,
-        snapkv=parts.config.snapkv,
+        voting=parts.config.voting,
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )

@@ -27,7 +27,7 @@ from octavo.core.batch import (
     StepRows,
 )
 from octavo.core.errors import InvariantBroken, RowError
-from octavo.core.kv_eviction import SnapKV
+from octavo.core.kv_eviction import Voting
 from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Lookup, accepted
 from octavo.engine.adapters import AdapterTable
@@ -63,7 +63,7 @@ class ModelRunner:
         adapters: AdapterTable | None = None,
         grammars: GrammarCompiler | None = None,
         lookup: tuple[int, int] | None = None,
-        snapkv: SnapKV | None = None,
+        voting: Voting | None = None,
         phase_seconds: MutableMapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,7 +85,7 @@ class ModelRunner:
         self._constraints = Constraints(grammars)
         self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
         # what a backend reads where it lies, by slot: page tables, sampling parameters, arrays of plain decodes
-        self._compactor = None if snapkv is None else Compactor(snapkv, model, backend, weights, kv_pool)
+        self._compactor = None if voting is None else Compactor(voting, model, backend, weights, kv_pool)
         self._arrays: Any = backend.step_arrays(num_groups) if hasattr(backend, "step_arrays") else None
 
     def execute(self, decision: ScheduleDecision) -> StepResult:
@@ -110,7 +110,7 @@ class ModelRunner:
         return StepResult(decision.step, results)
 
     def _forget(self, compactor: Compactor, rows: Sequence[ScheduledRow]) -> None:
-        """Keep what stays of the prompts that are complete, before anything else is computed."""
+        """Keep what stays where that is due, before anything else is computed."""
         for row in rows:
             if row.compaction is None:
                 continue
@@ -120,7 +120,7 @@ class ModelRunner:
             elif row.init.adapter and self.adapters is not None:
                 adapter = self.adapters.place_of(row.init.adapter)
             places = None if self.adapters is None else self.adapters.places
-            self._timed(compactor.compact, row.compaction, places, adapter)
+            self._timed(compactor.compact, row.slot, row.compaction, places, adapter)
 
     def _compact(self, rows: Sequence[ScheduledRow], results: Sequence[RowResult]) -> None:
         """Have the drafts that were drawn in the slots of their positions, where they were in a tree."""

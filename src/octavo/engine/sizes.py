@@ -61,7 +61,7 @@ def plan_for(
     needs = MemoryNeeds(
         weights=_weight_bytes(model, width),
         activations=activations,
-        workspace=logits + _mass_bytes(model.config, max_seq_len, width),
+        workspace=logits + _mass_bytes(model.config, max_seq_len, config.max_running_requests, width),
         page_bytes=page_bytes(model, config.page_size) * width // 4,
         adapters=_adapter_bytes(config, model, width),
         drafts=config.draft_bytes(max_seq_len),
@@ -108,9 +108,17 @@ def _adapter_bytes(config: EngineConfig, model: Any, width: int) -> int:
     return width * config.adapter_room.num_values(model.projections())
 
 
-def _mass_bytes(c: ModelConfig, max_seq_len: int, width: int) -> int:
-    """What it takes to choose what stays of the longest prompt: masses, and their order by size."""
-    return 6 * width * c.num_layers * c.num_kv_heads * max_seq_len if c.snapkv else 0
+def _mass_bytes(c: ModelConfig, max_seq_len: int, running: int, width: int) -> int:
+    """What it takes to choose what stays of the longest sequence (masses, and their order by size), and what is kept of
+    each that runs.
+    """
+    if c.voting is None:
+        return 0
+    seen, kept = max_seq_len, 0
+    if c.voting.every:
+        seen = min(seen, c.voting.capacity + 2 * c.voting.block)
+        kept = 2 * running * seen
+    return width * c.num_layers * c.num_kv_heads * (6 * seen + kept)
 
 
 def _step_bytes(config: EngineConfig, model: Any, width: int, limits: Any) -> tuple[int, int]:

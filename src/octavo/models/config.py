@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.errors import InvalidInput
-from octavo.core.kv_eviction import SnapKV
+from octavo.core.kv_eviction import Voting
 from octavo.models.keys import ConfigKeys
 
 __all__ = ["ModelConfig", "RopeConfig", "common_fields", "read_activation", "read_rope", "read_windows"]
@@ -96,7 +96,7 @@ class ModelConfig:
     rope_local: RopeConfig | None = None  # windowed layers; None: as the others
     layer_windows: tuple[int, ...] = ()  # tokens that a layer sees; 0: all. Empty: all, on every layer
     window_sinks: int = 0  # of the first tokens, that windowed layers see as well: lossy eviction, of no checkpoint
-    snapkv: SnapKV | None = None  # what stays of a prompt: lossy eviction, of no checkpoint
+    voting: Voting | None = None  # what stays of all, by what is looked at: lossy eviction, of no checkpoint
     attention_bias: bool = False  # on q, k, v
     output_bias: bool = False  # on the projection after attention
     mlp_bias: bool = False
@@ -144,7 +144,7 @@ class ModelConfig:
     @property
     def forgets(self) -> bool:
         """True if what a token sees depends on what was forgotten before it."""
-        return bool(self.window_sinks or self.snapkv)
+        return bool(self.window_sinks or self.voting)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> ModelConfig:

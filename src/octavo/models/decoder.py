@@ -82,7 +82,7 @@ class Decoder(ABC):
     def kv_groups(self, dtype: str = "fp32") -> tuple[KVGroup, ...]:
         """The KV groups of the page tables: layers with equal windows share pages (`core.kv_groups`)."""
         c = self.config
-        return make_kv_groups(c.layer_windows, c.num_kv_heads, c.head_dim, c.head_dim, dtype, c.window_sinks, c.snapkv)
+        return make_kv_groups(c.layer_windows, c.num_kv_heads, c.head_dim, c.head_dim, dtype, c.window_sinks, c.voting)
 
     def hidden(self, ops: Any, w: Weights, batch: Any) -> Any:
         """Final hidden states `[T, H]`, normalised, of every token row; writes the batch's K and V on the way."""
