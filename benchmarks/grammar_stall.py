@@ -5,8 +5,9 @@
 Streams decode all the time. In turns they are alone, and beside another process that sends hostile grammars, two at a
 time and each another one than before, so that no verdict is remembered: 30,000 brackets, enumerations of 10^5 values,
 exponential regular expressions, languages that are empty, multiples of large primes, ambiguous and large grammars that
-are taken. Gaps are those that readers see, from one token of a stream to its next. Exits with 1 if the longest one
-beside them is 50 ms above the longest one alone, or something else than 200 or 400 is answered.
+are taken, and such of which one mask takes half a second. Gaps are those that readers see, from one token of a stream
+to its next. Exits with 1 if the longest one beside them is 50 ms above the longest one alone, or something else than
+200 or 400 is answered.
 """
 
 from __future__ import annotations
@@ -59,7 +60,46 @@ def hostile(number: int) -> list[dict[str, Any]]:
         {"grammar": f'start: "a"* (start start)* "{number}"'},
         {"grammar": f'start: x x x x "{number}"\nx: ("a" | "aa" | x)* "b"?'},
         {"grammar": "start: " + "(" * 30_000 + f'"{number}"' + ")" * 30_000},
+        *costly_masks(number),
     ]
+
+
+def costly_masks(number: int) -> list[dict[str, Any]]:
+    """Grammars of which one mask costs much, most of them behind a first one that does not."""
+    calls = [_call(f"tool{number}_{i}", "^(a|b)*a(a|b){17}$") for i in range(10)]
+    counted = "|".join(f"[a-z ]*{letter}[a-z ]{{17}}" for letter in "abcdefghij")
+    nullable = [f"/[a-z ]*{chr(97 + i % 26)}[a-z ]{{{i // 26}}}/" for i in range(300)]
+    deep = [f'r{i}: r{i + 1} | "a" r{i + 1} | r{i + 1} "b"' for i in range(100)]
+    divided = [{"pattern": f"^([a-z]{{{prime}}})*$"} for prime in (2, 3, 5, 7, 11)]
+    return [
+        {"json_schema": {"anyOf": calls}},
+        {"grammar": _ambiguous(150, number)},
+        {"grammar": _ambiguous(600, number)},
+        {"grammar": f'start: "x{number}" (' + " ".join(f"r{i}?" for i in range(300)) + ")*\n" + _rules(nullable)},
+        {"grammar": f'start: "x{number}" r0\n' + "\n".join(deep) + '\nr100: "x" | start'},
+        {"grammar": f'start: "x{number}" s "z"\ns: s s s | "a" | ""'},
+        {"regex": f"x{number}({counted})"},
+        {"json_schema": {"title": str(number), "type": "string", "allOf": divided}},
+        {"json_schema": {"properties": {f"p{number}_{i}": {"type": "integer"} for i in range(1_500)}}},
+        {"json_schema": {"anyOf": [{"type": "string", "maxLength": 100 * number + i} for i in range(300)]}},
+    ]
+
+
+def _call(name: str, pattern: str) -> dict[str, Any]:
+    arguments = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    parts = {"name": {"const": name}, "arguments": arguments}
+    return {"type": "object", "properties": parts, "required": list(parts), "additionalProperties": False}
+
+
+def _ambiguous(count: int, number: int) -> str:
+    """Words that match in many ways, and sequences of them in more."""
+    lines = [f'start: "x{number}" s "!"', "s: s s | " + " | ".join(f"r{i}" for i in range(count))]
+    lines += [f"r{i}: W{i} s?" for i in range(count)]
+    return "\n".join([*lines, *(f"W{i}: /[a-z]{{1,{i + 1}}}/" for i in range(count))])
+
+
+def _rules(bodies: Sequence[str]) -> str:
+    return "\n".join(f"r{i}: {body}" for i, body in enumerate(bodies))
 
 
 def send(url: str, first: int) -> None:

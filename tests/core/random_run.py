@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from builders import VOCAB, Bench, make_kv, make_request
 from hypothesis import strategies as st
@@ -43,6 +44,7 @@ class World:
     prefix_cache: bool
     drafts: int = 0  # most that are proposed for a branch
     lies: int = 0  # of 8 drafts, how many are wrong
+    holds: int = 0  # of 8 plans, how many leave a branch out
 
 
 tokens = st.integers(1, 3)
@@ -90,7 +92,8 @@ def worlds(draw):
     extra = draw(st.sampled_from([0, 0, 1, 3, 30]))
     budget, prefix_cache = draw(st.sampled_from([1, 5, 64])), draw(st.booleans())
     drafts, lies = draw(st.sampled_from([0, 0, 1, 2, 7])), draw(st.sampled_from([0, 1, 3, 8]))
-    return World(least + extra, page_size, windows, config, budget, prefix_cache, drafts, lies)
+    holds = draw(st.sampled_from([0, 0, 3, 6]))
+    return World(least + extra, page_size, windows, config, budget, prefix_cache, drafts, lies, holds)
 
 
 def request_of(plan: Plan, name: str) -> Request:
@@ -127,7 +130,12 @@ class Run:
         self.cancelled: set[str] = set()  # applied
         self.blamed: set[str] = set()  # whose failure was injected
         self.computed: dict[tuple[str, int], int] = {}
+        self.held: set[tuple[str, int]] = set()  # left out of the next plan
         self.clock = 0
+
+    def live_keys(self) -> list[tuple[str, int]]:
+        found = [self.scheduler.get(name) for name in self.plans]
+        return [branch.key for request in found if request for branch in request.branches]
 
     def play(self) -> Run:
         last = max((plan.arrival for plan in self.plans.values()), default=0)
@@ -175,8 +183,10 @@ class Run:
         self.clock += 1
 
     def propose(self) -> None:
-        """Whoever runs may get drafts, some of them wrong."""
+        """Whoever runs may get drafts, some of them wrong; whoever lives may be left out of the plan."""
         running, world = self.scheduler.running(), self.world
+        self.held = {key for key in self.live_keys() if crc32(f"{key} {self.clock}".encode()) % 8 < world.holds}
+        self.scheduler.hold(sorted(self.held))
         self.scheduler.propose(lying_drafts(running, world.drafts, world.lies, self.clock, VOCAB))
 
     def submit(self, name: str, plan: Plan) -> None:
@@ -207,7 +217,7 @@ class Run:
         assert decision.num_scheduled_sequences <= config["max_running_requests"]
         assert all(row.num_scheduled_tokens <= config["max_prefill_chunk"] for row in decision.rows)
         chosen = [(row.request_id, row.choice) for row in decision.rows]
-        assert len(set(chosen)) == len(chosen)
+        assert len(set(chosen)) == len(chosen) and not self.held & set(chosen)
         assert not self.cancelled & {row.request_id for row in decision.rows}
 
     def check_counters(self) -> None:

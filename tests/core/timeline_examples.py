@@ -168,10 +168,17 @@ def failing() -> Example:
     return example.run()
 
 
+def held() -> Example:
+    """A step without one whose grammar takes its time."""
+    example = Example().submit("R", [7, 8, 9], max_tokens=5).step()
+    example.bench.scheduler.hold([("R", 0)])
+    return example.step(2)
+
+
 def events_by_kind() -> dict[str, Event]:
     """The first event of each kind in these runs; of decisions, the first with both kinds of row."""
     found: dict[str, Event] = {}
-    runs = (crowded, disturbed, hopeless, overlapped, shared, swapped, beams, guessed, failing)
+    runs = (crowded, disturbed, hopeless, overlapped, shared, swapped, beams, guessed, failing, held)
     for example in (run() for run in runs):
         for event in example.events:
             found.setdefault(event["kind"], event)

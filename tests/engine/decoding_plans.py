@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from decoding_asks import Ask, draw_ask
-from engine_harness import FIXTURES, FORGETFUL, MAX_SEQ_LEN, MODELS, Oracle, assert_idle
+from engine_harness import FIXTURES, FORGETFUL, MAX_SEQ_LEN, MODELS, Oracle, assert_idle, without_hurry
 from lying_trees import lying_tree
 from test_same_bytes import PROMPTS
 
@@ -205,7 +205,7 @@ class Stage:
             core.load_adapter(f"a{number}", self.folders[number - 1], self.adapter(core, parts, number))
         if not engine.jumps:
             core.forcing = None
-        return core
+        return without_hurry(core)
 
     def adapter(self, core: EngineCore, parts: ModelParts, number: int) -> ReadAdapter:
         """An adapter as the parts want it, read once."""

@@ -66,7 +66,7 @@ def make_core(
 ) -> EngineCore:
     """An engine that audits its pages after every step; with ``lookup`` the residual verifier draws."""
     scheduling.setdefault("max_seq_len", MAX_SEQ_LEN)
-    return build_core(
+    core = build_core(
         replace(tiny_parts(model, backend), lookup=lookup),
         num_pages=num_pages,
         page_size=fitting(page_size, model),
@@ -76,6 +76,14 @@ def make_core(
         clock=clock,
         audit=True,
     )
+    return without_hurry(core)
+
+
+def without_hurry(core: EngineCore) -> EngineCore:
+    """Which steps there are depends on no clock: each waits for its masks."""
+    if core.forcing is not None:
+        core.forcing.patience = 60.0
+    return core
 
 
 def make_request(

@@ -104,8 +104,11 @@ def failing(bad: Sequence[int], where: str, most: int) -> Callable[[Any], None]:
         def matcher(self, grammar: Grammar) -> Failing:
             return Failing(self.real.matcher(grammar), bad, where, most)
 
+        apart = matcher
+
     def put(runner: Any) -> None:
-        runner._constraints._grammars = Compiler(runner._constraints._grammars)
+        followed = runner._constraints._followed
+        followed._grammars = Compiler(followed._grammars)
 
     return put
 

@@ -18,8 +18,9 @@ PATTERNS = ["(the cat|a dog) sat on (a|the) mat[!?]", "abcdef[0-9]{1,3}", "[a-e]
 BACKENDS = [name for name in available_backends() if name not in ("null", "cost", "numpy")]  # which promise equal bytes
 
 
-def outcome(backend, requests, *, jumps, guesses=False, **scheduling):
+def outcome(backend, requests, *, jumps, guesses=False, patience=10.0, **scheduling):
     core = make_core(backend=backend, page_size=16 if backend == "native" else 4, **scheduling)
+    core.forcing.patience = patience
     if not jumps:
         core.forcing = None
     if guesses:
@@ -30,7 +31,7 @@ def outcome(backend, requests, *, jumps, guesses=False, **scheduling):
     while core.has_work:
         collector.take(core.step(0.0))
         steps += 1
-        assert steps < 500
+        assert steps < (500 if patience else 500_000)
     return collector.choices, steps, core
 
 
@@ -53,8 +54,9 @@ def test_passes_fall_by_the_forced_share(backend):
     st.booleans(),
     st.integers(2, 9),
     st.integers(24, 60),
+    st.sampled_from([0.0, 10.0]),
 )
-def test_the_bytes_are_the_same_beside_others_with_guesses_and_with_few_pages(drawn, backend, guesses, chunk, pages):
+def test_the_bytes_are_the_same_whatever_goes_on(drawn, backend, guesses, chunk, pages, patience):
     requests = [
         (f"r{i}", [1, 9 + i, 31], SamplingParams(
             max_tokens=30, seed=seed, n=1 + (seed % 2), presence_penalty=0.3 * wants, min_tokens=seed % 3,
@@ -64,9 +66,15 @@ def test_the_bytes_are_the_same_beside_others_with_guesses_and_with_few_pages(dr
     ]  # fmt: skip
     plain, _, _ = outcome(backend, requests, jumps=False)
     tight = {"max_batched_tokens": 2 * chunk, "max_prefill_chunk": chunk, "num_pages": pages}
-    found, _, core = outcome(backend, requests, jumps=True, guesses=guesses, **tight)
-    assert found == plain
-    assert core.forcing._drafts([]) == {} and core.forcing._matchers == {}
+    found, _, core = outcome(backend, requests, jumps=True, guesses=guesses, patience=patience, **tight)
+    assert told(found) == told(plain)
+    core.forcing.drafts(core.scheduler.get, lambda others: {})
+    assert not (core.forcing._asked or core.forcing._jobs or core.forcing._followed._masks)
+
+
+def told(choices):
+    """How far a choice was when another one of its request failed is no promise."""
+    return {key: choice.error or choice for key, choice in choices.items()}
 
 
 def test_what_grammars_took_and_spared_is_counted():

@@ -197,6 +197,8 @@ def test_a_grammar_that_cannot_be_followed_is_blamed_by_its_name(asked: dict[str
     error = check_error(post(CHAT, {**HELLO, **asked}, engine=Stuck()), 400)
     assert error["code"] == "grammar_failed"
     assert error["param"] == (f"{name}.json" if name == "structured_outputs" else name)
+    said = f"{error['param']}: the output could not go on under its grammar: it is too ambiguous here"
+    assert error["message"] == f"{said}; give a simpler grammar."
 
 
 def test_what_constrains_an_answer_without_a_format_has_a_name() -> None:

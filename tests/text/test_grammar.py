@@ -39,6 +39,32 @@ ASCII = [grammar for grammar in GRAMMARS if grammar.source.isascii()]
 SIZED = [Grammar("regex", f"a{{{i}}}|{'b' * (1 << (i + 2))}") for i in range(1, 10)]
 PRICES = [_price(grammar) for grammar in SIZED]
 KINDS = ("bytes", "characters")
+
+
+def output_masks(grammar, made=None, kind="bytes"):
+    """Counts in ``made`` how often the library makes a mask."""
+
+    def start(apart):
+        matcher = compiler(kind).apart(grammar) if apart else compiler(kind).matcher(grammar)
+        if made is not None:
+            matcher._state = Counting(matcher._state, made)
+        return matcher
+
+    return OutputMasks(start, (0,))
+
+
+class Counting:
+    def __init__(self, state, made):
+        self.state, self.made = state, made
+
+    def __getattr__(self, name):
+        return getattr(self.state, name)
+
+    def compute_bitmask(self):
+        self.made["mask"] += 1
+        return self.state.compute_bitmask()
+
+
 MARKS = st.sampled_from(["", "?", "*", "+", "{2}", "{0,2}"])
 
 
@@ -147,18 +173,18 @@ def test_masks_behind_drafts_are_those_of_the_output_with_them(grammar, seed, kn
     known = min(known, len(ids))
     drafts = [*ids[known:], *drafts]
     tokens = [7, 7, *ids[:known]]
-    masks = OutputMasks(lambda: compiler().matcher(grammar), tokens, 2, (0,))
+    masks = output_masks(grammar)
     for _ in range(2):
-        found = list(masks.behind(known, drafts, range(-1, len(drafts))).values())
+        found = list(masks.behind(tokens, 2, known, drafts, range(-1, len(drafts))).values())
         count = len(found) - 1
         assert len(ids) - known <= count <= len(drafts)
         assert found == [fresh(grammar, [*ids[:known], *drafts[:i]]).mask() for i in range(count + 1)]
         assert count == len(drafts) or drafts[count] == 0 or drafts[count] not in bits(found[-1])
     tokens += drafts[:count]
-    assert masks.behind(known + count) == {0: found[-1]}
+    assert masks.behind(tokens, 2, known + count) == {0: found[-1]}
     tokens[2:] = other
     masks.agree(0)
-    assert masks.behind(len(other)) == {0: fresh(grammar, other).mask()}
+    assert masks.behind(tokens, 2, len(other)) == {0: fresh(grammar, other).mask()}
 
 
 @given(st.sampled_from(GRAMMARS), st.integers(0, 2**32), st.integers(0, 5), st.integers(1, 12))
@@ -172,13 +198,40 @@ def test_masks_in_a_tree_of_drafts_are_those_along_each_path(grammar, seed, know
         token = text[len(path)] if rng.random() < 0.8 and len(path) < len(text) else rng.randrange(260)
         paths += [] if (*path, token) in paths else [(*path, token)]
     parents = [-1, *(paths.index(path[:-1]) for path in paths[1:])]
-    masks = OutputMasks(lambda: compiler().matcher(grammar), [7, *output], 1, (0,))
-    found = masks.behind(len(output), [path[-1] for path in paths[1:]], parents)
+    masks = output_masks(grammar)
+    found = masks.behind([7, *output], 1, len(output), [path[-1] for path in paths[1:]], parents)
     assert all(found[row] == fresh(grammar, [*output, *paths[row]]).mask() for row in found)
     for row, path in enumerate(paths[1:], 1):
         parent = parents[row]
         assert (row in found) == (parent in found and path[-1] != 0 and path[-1] in bits(found[parent]))
-    assert masks.behind(len(output)) == {0: found[0]}
+    assert masks.behind([7, *output], 1, len(output)) == {0: found[0]}
+
+
+@given(st.data(), st.sampled_from(GRAMMARS), st.integers(0, 2**32))
+def test_each_mask_is_made_once_whoever_asks(data, grammar, seed):
+    """Along an output with what is forced, guessed, drawn and taken back: no more masks than places."""
+    rng, made = random.Random(seed), Counter()
+    texts = [walk(grammar, rng, most=12)[0] for _ in range(2)]
+    masks, output = output_masks(grammar, made), []
+    while len(output) < len(texts[0]):
+        places = {()}
+        forced = masks.forced(output, 0, len(output), data.draw(st.integers(0, 4)))
+        guesses = [forced, texts[0][len(output) :][:3], texts[1][len(output) :][:2]]
+        places |= {tuple(guess[:i]) for guess in guesses for i in range(len(guess) + 1)}
+        made.clear()
+        for guess in data.draw(st.permutations(guesses)) * 2:
+            found = masks.behind(output, 0, len(output), guess, range(-1, len(guess)))
+            assert found == {i: fresh(grammar, [*output, *guess[:i]]).mask() for i in found}
+        assert made["mask"] <= len(places) - len(forced) and masks.knows(len(output))
+        again = dict(made)
+        masks.behind(output, 0, len(output), forced, range(-1, len(forced)))
+        assert made == again
+        count = data.draw(st.integers(1, 4))
+        output += texts[0][len(output) :][:count]
+        if data.draw(st.booleans()):
+            del output[data.draw(st.integers(0, len(output))) :]
+            masks.agree(len(output))
+            texts[0][len(output) :] = []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,9 +241,9 @@ def test_masks_in_a_tree_of_drafts_are_those_along_each_path(grammar, seed, know
     most=st.integers(0, 9),
 )
 def test_forced_tokens_are_those_that_the_mask_leaves_alone(kind, grammar, seed, most):
-    matcher = fresh(grammar, walk(grammar, random.Random(seed), most=10, kind=kind)[0], kind)
-    before, found = matcher.mask(), matcher.forced(most)
-    assert matcher.mask() == before
+    ids = walk(grammar, random.Random(seed), most=10, kind=kind)[0]
+    matcher = fresh(grammar, ids, kind)
+    found = output_masks(grammar, kind=kind).forced(ids, 0, len(ids), most)
     for token in found:
         assert bits(matcher.mask()) == [token]
         matcher.accept([token])

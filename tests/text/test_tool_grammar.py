@@ -16,6 +16,7 @@ from octavo.core.grammar import Grammar
 from octavo.decoding.answer import AnswerForm, AnswerReader
 from octavo.decoding.answer_grammar import answer_grammar
 from octavo.decoding.grammar import GrammarCompiler, Matcher
+from octavo.decoding.grammar.matcher import only_one
 from octavo.decoding.pieces import Call, Piece, Whole, whole
 from octavo.decoding.reasoning import FORMATS
 from octavo.decoding.reasoning.grammar import thoughts_grammar
@@ -181,12 +182,12 @@ def test_thoughts_end_when_their_budget_is_spent() -> None:
     found = matcher(form, MARKED, required=False, budget=5)
     assert taken(found, list(b"abcdefg")) == 5
     found.accept(list(b"abcde"))
-    assert found.forced(9) == [MARKED.special_tokens["</think>"]]
+    assert only_one(found.mask()) == MARKED.special_tokens["</think>"]
     found.rollback(2)
     assert taken(found, list(b"xyz")) == 2
     assert allows(matcher(form, MARKED, required=False, budget=0), [258, *b"Yes"])
     begun = AnswerForm(FORMATS["think"])
-    assert matcher(begun, MARKED, required=False, budget=5).forced(1) == [257]
+    assert only_one(matcher(begun, MARKED, required=False, budget=5).mask()) == 257
     with pytest.raises(InvalidInput, match="no single token"):
         matcher(form, PLAIN, required=False, budget=5)
 

@@ -36,6 +36,7 @@ class Draft:
     only: Collection[BranchKey] | None = None  # schedule nothing else
     puts_off_bulk: bool = False
     proposed: Mapping[BranchKey, DraftTree] = field(default_factory=dict)  # drafts of branches
+    held: Collection[BranchKey] = ()  # who is not to run: what their grammar allows is not known yet
     undo: UndoLog = field(default_factory=UndoLog)
     steady: list[Branch] = field(default_factory=list)  # whose rows are columns
     served: list[Branch] = field(default_factory=list)  # one for each of `others`
@@ -76,8 +77,8 @@ class Draft:
     def allows(self, branch: Branch) -> bool:
         """True if this step may schedule the branch."""
         if self.only is None:
-            return not (self.puts_off_bulk and branch.request.bulk)
-        return branch.key in self.only
+            return not (self.puts_off_bulk and branch.request.bulk) and branch.key not in self.held
+        return branch.key in self.only and branch.key not in self.held
 
     def decision(
         self, model: str, num_waiting: int, num_running: int, freed_slots: tuple[int, ...] = ()

@@ -111,6 +111,10 @@ KINDS = (
         "drafts:json",
     ),
     _kind(
+        17, "held", _INPUT, "whom the plan that follows leaves out, as it is not known yet what their grammars allow",
+        "held:json",
+    ),
+    _kind(
         18, "adapter", _INPUT, "an adapter got a name, or lost it (`action`: load, unload); requests go by its digest",
         "action:name name:name path:text digest:name",
     ),
@@ -125,7 +129,7 @@ KINDS = (
         "request:name prompt:count choices:count arrival:seconds tenant:name? priority:number?",
     ),
     _kind(
-        21, "wait", _DECISION, "what a choice is blocked on from now on: kv (pages) or prefix (which `on` computes)",
+        21, "wait", _DECISION, "what a choice is blocked on from now: kv (pages), prefix (`on` computes it), grammar",
         "request:name choice:count why:name on:name?",
     ),
     _kind(

@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["CAUSES", "History", "Life", "Span", "StepView", "history_of"]
 
 CAUSES = {
-    "grammar": "its grammar was compiled",
+    "grammar": "its grammar was compiled, or what it allows next was not known yet",
     "arriving": "it came while a step was running and had to wait for its end",
     "queued": "others were served: all slots taken, no tokens left in the step, or behind one that waits for pages",
     "pages": "first in the queue, without pages",
@@ -33,7 +33,7 @@ CAUSES = {
     "between": "the engine was between two steps",
     "client": "all was done, and the client had not taken it yet",
 }
-_WAITING = {"kv": "pages", "prefix": "prefix"}
+_WAITING = {"kv": "pages", "prefix": "prefix", "grammar": "grammar"}
 _OF_CHOICES = ("wait", "admit", "preempt", "finish", "cancel")
 _RANK = {"decode": 3, "recompute": 2, "prefill": 1}  # of causes in one step
 

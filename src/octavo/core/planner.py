@@ -53,6 +53,9 @@ class Planner:
         """Schedule up to ``budget`` tokens."""
         if self.roster.waiting or self.kv.free_pages() < 2 * len(self.roster.running) * len(self.kv.groups):
             self.kv.commit_deferred()
+        if draft.held:
+            everybody = (*self.roster.running, *self.roster.waiting)
+            self._block([branch for branch in everybody if branch.key in draft.held], WaitingReason.GRAMMAR, draft)
         if (self.policy.makes_way or self.roster.num_bulk) and self.roster.waiting and draft.only is None:
             self._make_way(draft)
         steady, rest = self.steady.choose(draft, budget)

@@ -141,6 +141,9 @@ class Replayer:
     def _on_drafts(self, event: Mapping[str, Any]) -> None:
         self.scheduler.propose(dict(map(guess_of, event["drafts"])))
 
+    def _on_held(self, event: Mapping[str, Any]) -> None:
+        self.scheduler.hold((request, choice) for request, choice in event["held"])
+
     def _on_moved(self, event: Mapping[str, Any]) -> None:
         self.scheduler.observe_swap(event["tier"], event["pages"], event["seconds"])
 

@@ -10,7 +10,7 @@ Only `plan`, `commit` and `rollback` change anything: what arrives while a step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from octavo.core.admission import check_request, default_seed
@@ -94,6 +94,7 @@ class ContinuousBatchScheduler:
         self._inbox: list[Callable[[float], object]] = []
         self._queued_ids: dict[str, Request] = {}  # in the inbox
         self._proposed: dict[BranchKey, DraftTree] = {}  # drafts, for the next plan
+        self._held: tuple[BranchKey, ...] = ()  # whom the next plan leaves out
 
     # -- what the outside asks
 
@@ -172,6 +173,15 @@ class ContinuousBatchScheduler:
         self._proposed = check_drafts(drafts, self.vocab_size)
         if self._proposed:
             self.timeline.record("drafts", self.timeline.now, drafts=facts_of_drafts(self._proposed))
+
+    def hold(self, keys: Iterable[BranchKey]) -> None:
+        """Whom the next plan leaves out, as it is not known yet what their grammars allow: an input (`held`).
+
+        They keep their pages, if nobody needs them more, and change no token of anybody.
+        """
+        self._held = tuple(keys)
+        if self._held:
+            self.timeline.record("held", self.timeline.now, held=[list(key) for key in self._held])
 
     def least_seconds(self, branch: Branch) -> float:
         """Seconds until a waiting branch with a deadline could have its first token, alone; 0 while that is unknown."""
@@ -327,10 +337,12 @@ class ContinuousBatchScheduler:
     # -- inside
 
     def _fill_draft(self, now: float, budget: int) -> Draft:
+        held, self._held = self._held, ()
         while True:
             self.steps += 1
             draft = Draft(self.steps, now, self._isolation.next_group(), self._roster.puts_off_bulk(self.steps))
             draft.proposed, self._proposed = self._proposed, {}
+            draft.held = held
             self._planner.fill(draft, budget)
             if draft.rows or not self._isolation.is_active:
                 return draft

@@ -38,8 +38,8 @@ class SteadyDecodes:
         culprit of an error is looked for: then everybody is served one by one.
         """
         running = self.roster.running
-        if draft.puts_off_bulk:
-            running = [branch for branch in running if not branch.request.bulk]
+        if draft.puts_off_bulk or draft.held:
+            running = [branch for branch in running if draft.allows(branch)]
         steady: list[Branch] = []
         rest: list[Branch] = []
         if draft.only is not None or len(running) > budget:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from octavo.core.batch import ScheduledRow
+from octavo.core.draft import BranchKey
 from octavo.core.errors import InvalidInput, OctavoError, RowError
-from octavo.decoding.grammar import GrammarCompiler, GrammarFault
+from octavo.decoding.grammar import GrammarFault
+from octavo.engine.followed import Followed
 from octavo.engine.output import CANNOT_FOLLOW
 from octavo.engine.slots import Slot
 
@@ -14,17 +16,20 @@ __all__ = ["Constraints"]
 
 
 class Constraints:
-    """The slots of those outputs that follow a grammar; ``grammars``: None where there are none."""
+    """The slots of those outputs that follow a grammar; ``followed``: None where there are none."""
 
-    def __init__(self, grammars: GrammarCompiler | None) -> None:
-        self._grammars = grammars
+    def __init__(self, followed: Followed | None) -> None:
+        self._followed = followed
         self._slots: dict[int, Slot] = {}
 
-    def enter(self, number: int, slot: Slot) -> None:
+    def enter(self, number: int, slot: Slot, key: BranchKey) -> None:
         """A sequence takes a slot."""
         self._slots.pop(number, None)
-        if slot.params.grammar is not None:
+        grammar = slot.params.grammar
+        if grammar is not None:
             self._slots[number] = slot
+            if self._followed is not None:
+                slot.masks = self._followed.masks(key, grammar, slot.end_ids)
 
     def leave(self, number: int) -> None:
         """A slot is free."""
@@ -38,16 +43,11 @@ class Constraints:
         faults: dict[int, OctavoError] = {}
         for row, number, index, tree in self._draws(numbers, indices, others) if self._slots else ():
             try:
-                self._constrain(self._slots[number], index, tree)
+                self._slots[number].constrain(index, tree)
             except (GrammarFault, InvalidInput) as error:
                 faults[row] = error
         if faults:
             raise RowError(list(faults), f"{CANNOT_FOLLOW}: {next(iter(faults.values()))}")
-
-    def _constrain(self, slot: Slot, index: int, tree: ScheduledRow | None) -> None:
-        if self._grammars is None:
-            raise GrammarFault("this engine has no grammars")
-        slot.constrain(self._grammars, index, tree)
 
     def _draws(
         self, numbers: Sequence[int], indices: Sequence[int], others: Sequence[ScheduledRow]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from octavo.core.batch import ScheduleDecision, StepResult
 from octavo.core.errors import InvalidInput, OctavoError
 from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.core.params import SamplingParams
-from octavo.core.request import Branch, FinishReason, Request
+from octavo.core.request import FinishReason, Request
 from octavo.core.scheduler import ContinuousBatchScheduler
 from octavo.core.speculation import Guess
 from octavo.decoding.grammar import GrammarCompiler
@@ -29,6 +30,7 @@ from octavo.engine.tiers import Tiers
 __all__ = ["EngineCore"]
 
 Executor = Callable[[ScheduleDecision], StepResult]
+_NAP = 0.001  # seconds, where all wait for their masks
 _SAVE_AT_REST, _SAVE_AT_WORK = 1.0, 60.0  # seconds between two indices of the disk tier
 
 
@@ -218,18 +220,31 @@ class EngineCore:
         if self.speculator is None and self.forcing is None:
             return scheduler.plan(now)
         begun = self.clock()
-        forced = {} if self.forcing is None else self.forcing.drafts(scheduler.running, scheduler.get)
+        drafts, forced = (
+            (self._guesses(()), {}) if self.forcing is None else self.forcing.drafts(scheduler.get, self._guesses)
+        )
         if self.speculator is not None:
-            free = [branch for branch in scheduler.running() if branch.key not in forced]
-            self._propose(self.speculator, free, forced)
+            self._propose(self.speculator, drafts, forced)
             self.propose_seconds += self.clock() - begun
         elif forced:
             scheduler.propose(forced)
+        held = () if self.forcing is None else self.forcing.held
+        if held:
+            scheduler.hold(held)
+            if len(held) == scheduler.num_running + scheduler.num_waiting:
+                time.sleep(_NAP)
         return scheduler.plan(now)
 
-    def _propose(self, speculator: Speculator, free: Sequence[Branch], forced: Mapping[BranchKey, Guess]) -> None:
+    def _guesses(self, apart_from: Sequence[BranchKey]) -> Mapping[BranchKey, Guess]:
+        """Drafts of those who run."""
+        if self.speculator is None:
+            return {}
+        return self.speculator.drafts([branch for branch in self.scheduler.running() if branch.key not in apart_from])
+
+    def _propose(
+        self, speculator: Speculator, drafts: Mapping[BranchKey, Guess], forced: Mapping[BranchKey, Guess]
+    ) -> None:
         """Tell the scheduler of drafts. Whoever fails to make them, or makes none that can be, is not asked again."""
-        drafts = speculator.drafts(free)
         try:
             self.scheduler.propose({**drafts, **forced})
         except Exception as error:
@@ -313,6 +328,8 @@ class EngineCore:
         """No step follows: end the recording and the thread, if there are any. Idempotent."""
         if self._thread is not None:
             self._thread.close()
+        if self.forcing is not None:
+            self.forcing.close()
         if self.recorder is not None:
             self.recorder.close()
         if self.tiers is not None and self.tiers.disk is not None:

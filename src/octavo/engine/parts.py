@@ -25,6 +25,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.disk_pages import DiskPages
 from octavo.engine.eviction import forgetful
 from octavo.engine.fixture import Fixture
+from octavo.engine.followed import Followed
 from octavo.engine.forcing import Forcing
 from octavo.engine.identity import model_digest, namespace, numerics_id
 from octavo.engine.metrics import Metrics
@@ -156,6 +157,7 @@ def build_core(
         cores=cores_of(parts.backend),
     )
     grammars = GrammarCompiler(parts.tokenizer, parts.config.vocab_size, parts.config.eos_token_ids)
+    followed = Followed(grammars)
     tiers = None if host is None else Tiers(parts.backend, pool, host, disk, clock)
     table = None if adapters is None or not adapters.places else _adapter_table(parts, adapters)
     runner = ModelRunner(
@@ -167,14 +169,14 @@ def build_core(
         vocab_size=parts.config.vocab_size,
         tiers=tiers,
         adapters=table,
-        grammars=grammars,
+        followed=followed,
         lookup=parts.lookup,
         voting=parts.config.voting,
         phase_seconds=metrics.phase_seconds,
         clock=clock,
     )
     core = EngineCore(scheduler, runner.execute, metrics, clock=clock, audit=audit, overlap=overlap, tiers=tiers)
-    core.adapters, core.grammars, core.forcing = table, grammars, Forcing(grammars)
+    core.adapters, core.grammars, core.forcing = table, grammars, Forcing(grammars, followed)
     core.is_residual = parts.lookup is not None
     return core
 

@@ -28,12 +28,12 @@ from octavo.core.batch import (
 )
 from octavo.core.errors import InvariantBroken, RowError
 from octavo.core.kv_eviction import Voting
-from octavo.decoding.grammar import GrammarCompiler
 from octavo.decoding.speculation import Lookup, accepted
 from octavo.engine.adapters import AdapterTable
 from octavo.engine.compaction import Compactor
 from octavo.engine.constraints import Constraints
 from octavo.engine.draws import Answer, Wanted, take_drawn, wanted_of, without
+from octavo.engine.followed import Followed
 from octavo.engine.output import NOTHING_LEFT
 from octavo.engine.pooling import PooledRows
 from octavo.engine.slots import Slot
@@ -61,7 +61,7 @@ class ModelRunner:
         vocab_size: int = sys.maxsize,
         tiers: Tiers | None = None,
         adapters: AdapterTable | None = None,
-        grammars: GrammarCompiler | None = None,
+        followed: Followed | None = None,
         lookup: tuple[int, int] | None = None,
         voting: Voting | None = None,
         phase_seconds: MutableMapping[str, float] | None = None,
@@ -82,7 +82,7 @@ class ModelRunner:
         self.num_groups, self.vocab_size = num_groups, vocab_size
         self._slots: dict[int, Slot] = {}
         self._residual: dict[int, None] = {}  # slots whose tokens the residual verifier draws
-        self._constraints = Constraints(grammars)
+        self._constraints = Constraints(followed)
         self._changing: dict[int, Slot] = {}  # those in which what is done to the logits changes from token to token
         # what a backend reads where it lies, by slot: page tables, sampling parameters, arrays of plain decodes
         self._compactor = None if voting is None else Compactor(voting, model, backend, weights, kv_pool)
@@ -285,7 +285,7 @@ class ModelRunner:
         if lookup is not None:
             self._residual[row.slot] = None
         slot = self._slots[row.slot] = Slot(init, self.num_groups, lookup, self.vocab_size)
-        self._constraints.enter(row.slot, slot)
+        self._constraints.enter(row.slot, slot, (row.request_id, row.choice))
         self._changing.pop(row.slot, None)
         if slot.changes_until:
             self._changing[row.slot] = slot

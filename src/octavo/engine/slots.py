@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from octavo.backends.counts import TokenCounts
@@ -18,7 +17,7 @@ from octavo.backends.sampling import has_penalties
 from octavo.core.batch import PageTableDelta, ScheduledRow, SlotInit, TokenLogprobs
 from octavo.core.draft_tree import path_of
 from octavo.core.errors import InvariantBroken
-from octavo.decoding.grammar import GrammarCompiler, OutputMasks
+from octavo.decoding.grammar import GrammarFault, OutputMasks
 from octavo.decoding.processors import processor
 from octavo.decoding.speculation import Lookup
 
@@ -58,7 +57,7 @@ class Slot:
         self.adapter = NO_ADAPTER  # its place
         self.told = 0  # the output index of which the backend was told last
         self._masks: dict[int, bytes] = {}  # by row of the draft tree: what the grammar allows behind it
-        self._output_masks: OutputMasks | None = None
+        self.masks: OutputMasks | None = None  # what gives them
 
     def update(self, row: ScheduledRow) -> None:
         """Take a row's tokens, if they are followed. Raises ``InvariantBroken`` if they leave a gap."""
@@ -155,19 +154,15 @@ class Slot:
         """True if the tokens that a row samples differ in more than their index: by counts, bans or logprobs."""
         return self.params.wants_logprobs or row.output_index < self.changes_until
 
-    def constrain(self, grammars: GrammarCompiler, output_index: int, row: ScheduledRow | None = None) -> None:
+    def constrain(self, output_index: int, row: ScheduledRow | None = None) -> None:
         """Make the masks for output token ``output_index``, before which all are known, and behind a row's drafts.
 
         Raises ``GrammarFault`` or ``InvalidInput`` if the grammar cannot be followed.
         """
-        grammar = self.params.grammar
-        if grammar is None:
-            return
-        if self._output_masks is None:
-            start = partial(grammars.matcher, grammar)
-            self._output_masks = OutputMasks(start, self.tokens, self.num_prompt_tokens, self.end_ids)
+        if self.masks is None:
+            raise GrammarFault("this engine has no grammars")
         tree = () if row is None else (row.drafts, row.parent_rows)
-        self._masks = self._output_masks.behind(output_index, *tree)
+        self._masks = self.masks.behind(self.tokens, self.num_prompt_tokens, output_index, *tree)
 
     def carried(self, start: int) -> Any:
         """What pooling the tokens before ``start`` came to, where all of them are pooled.
@@ -205,8 +200,8 @@ class Slot:
 
     def _truncate(self, length: int) -> None:
         length = max(length, self.num_prompt_tokens)
-        if self._output_masks is not None:
-            self._output_masks.agree(length - self.num_prompt_tokens)
+        if self.masks is not None:
+            self.masks.agree(length - self.num_prompt_tokens)
         if self._lookup is not None:
             self._lookup.shrink(self.tokens, length)
         while len(self.tokens) > length:

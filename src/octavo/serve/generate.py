@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from octavo.core.batch import TokenLogprobs
 from octavo.core.errors import InvalidInput
 from octavo.core.params import SamplingParams
+from octavo.decoding.grammar.matcher import FAULTS
 from octavo.decoding.reasoning.counter import ThoughtCounter
 from octavo.engine.output import CANNOT_FOLLOW, NOTHING_LEFT
 from octavo.serve.best import Best
@@ -27,9 +28,6 @@ from octavo.serve.prompts import Prompt
 from octavo.serve.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
 from octavo.serve.trail import Trail
 
-_GRAMMAR_FAILED = (
-    "The output could not go on under its grammar: it grew too complex, or no token fits; give a simpler grammar."
-)
 _NOTHING_LEFT = (
     "The output could not go on: what a grammar, allowed_token_ids, min_tokens and bans leave is no token; "
     "ask for less of them together."
@@ -276,12 +274,18 @@ def _pass_by(
 
 def _checked(job: Job, delta: Delta) -> Delta:
     if delta.error is not None and CANNOT_FOLLOW in delta.error:
-        raise ApiError(400, _GRAMMAR_FAILED, param=job.constrained_by or None, code="grammar_failed")
+        raise _grammar_failed(job.constrained_by, delta.error)
     if delta.error is not None and NOTHING_LEFT in delta.error:
         raise ApiError(400, _NOTHING_LEFT, code="nothing_left")
     if delta.error is not None or delta.finish_reason in ("error", "out_of_memory", "rejected", "unknown"):
         raise ApiError(500, _ENGINE_FAILED, code="engine_error")
     return delta
+
+
+def _grammar_failed(name: str, error: str) -> ApiError:
+    why = next((why for why in FAULTS if why in error), "it grew too complex, or no token fits")
+    message = f"{name or 'grammar'}: the output could not go on under its grammar: {why}; give a simpler grammar."
+    return ApiError(400, message, param=name or None, code="grammar_failed")
 
 
 def _count(job: Job, prompt: int, delta: Delta) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.errors import InvalidInput
@@ -15,7 +16,7 @@ from octavo.decoding.grammar.matcher import GrammarFault, Matcher, guarded
 from octavo.decoding.grammar.vocabulary import Vocabulary, vocabulary_of
 from octavo.tokenizers.base import Tokenizer
 
-__all__ = ["LIBRARY", "MAX_BYTES", "MAX_KEPT", "GrammarCompiler", "compiled", "most_bytes", "opened"]
+__all__ = ["LIBRARY", "MAX_BYTES", "MAX_KEPT", "Compiled", "GrammarCompiler", "compiled", "most_bytes", "opened"]
 
 LIBRARY = "it cannot be compiled: "  # before what the library says of a grammar
 
@@ -25,6 +26,24 @@ _BYTES_EACH, _BYTES_PER_BYTE = 128 << 10, 128  # of memory for a grammar, and fo
 _BYTES_PER_TOKEN = 512  # of the model, once it is read
 _LEXER_STATES = 20_000
 _GRAMMAR_SIZE = 100_000  # symbols
+_STEP_FUEL, _STEP_ITEMS = 50_000, 5_000  # of one mask: ten times what schemas take, and more (docs/decoding.md)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An `LLMatcher` at its beginning, which is copied for each output, and its mask there."""
+
+    state: Any
+    size: int  # ids
+    end_ids: frozenset[int]
+    mask: bytes
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def matcher(self) -> Matcher:
+        """One of its own at the beginning."""
+        with self.lock:
+            state = guarded(self.state.deep_copy)
+        return Matcher(state, self.size, self.end_ids, self.lock, self.mask)
 
 
 class GrammarCompiler:
@@ -46,7 +65,9 @@ class GrammarCompiler:
         self._model = tokenizer, vocab_size, tuple(eos_ids)
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._opened: Any = None
-        self._kept: OrderedDict[Grammar, Any] = OrderedDict()  # or why there is none; the least recently used first
+        self._kept: OrderedDict[Grammar, Compiled | InvalidInput] = (
+            OrderedDict()
+        )  # or why there is none; the least recently used first
         self._num_bytes = 0  # of what is kept
         self._held: Counter[Grammar] = Counter()  # by those who run: these are kept in any case
 
@@ -80,37 +101,48 @@ class GrammarCompiler:
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output. Raises ``InvalidInput`` for what cannot be compiled."""
-        state = self._found(grammar)
-        if state is None:
+        found = self._found(grammar)
+        if found is None:
             with self._compiling:
-                state = self._found(grammar) or self._learn(grammar)
-        if isinstance(state, InvalidInput):
-            raise InvalidInput(state.field, state.value, state.remedy)
-        return _matcher(state, self._opened)
+                found = self._found(grammar) or self._learn(grammar)
+        if isinstance(found, InvalidInput):
+            raise InvalidInput(found.field, found.value, found.remedy)
+        return found.matcher()
 
-    def _found(self, grammar: Grammar) -> Any:
+    def apart(self, grammar: Grammar) -> Matcher:
+        """A matcher that shares nothing with others, for one that failed: others may have brought its automaton to a
+        limit. So nobody new gets that one, either. Raises ``InvalidInput``.
+        """
+        with self._lock:
+            if self._kept.pop(grammar, None) is not None:
+                self._num_bytes -= _price(grammar)
+        with self._compiling:
+            return self._compile(grammar).matcher()
+
+    def _found(self, grammar: Grammar) -> Compiled | InvalidInput | None:
         with self._lock:
             if grammar in self._kept:
                 self._kept.move_to_end(grammar)
             return self._kept.get(grammar)
 
-    def _learn(self, grammar: Grammar) -> Any:
+    def _learn(self, grammar: Grammar) -> Compiled | InvalidInput:
         begun = self._clock()
+        found: Compiled | InvalidInput
         try:
-            state = self._compile(grammar)
+            found = self._compile(grammar)
         except InvalidInput as error:
-            state = error
+            found = error
         self.num_compiled += 1
         self.seconds += self._clock() - begun
         with self._lock:
-            self._kept[grammar] = state
+            self._kept[grammar] = found
             self._num_bytes += _price(grammar)
             for oldest in [other for other in self._kept if other not in self._held and other != grammar]:
                 if len(self._kept) <= MAX_KEPT and self._num_bytes <= MAX_BYTES:
                     break
                 del self._kept[oldest]
                 self._num_bytes -= _price(oldest)
-        return state
+        return found
 
     def open(self) -> None:
         """Read the vocabulary, once: it holds up all threads for a while. Raises ``InvalidInput``."""
@@ -123,7 +155,7 @@ class GrammarCompiler:
             self._opened = opened(vocabulary_of(tokenizer, size, eos_ids), size)
         return self._opened
 
-    def _compile(self, grammar: Grammar) -> Any:
+    def _compile(self, grammar: Grammar) -> Compiled:
         return compiled(grammar, self._open())
 
 
@@ -145,25 +177,28 @@ def opened(vocabulary: Vocabulary, size: int) -> Any:
         raise InvalidInput("grammar", None, f"this model's vocabulary cannot be constrained: {error}") from None
 
 
-def compiled(grammar: Grammar, tokenizer: Any) -> Any:
-    """An `LLMatcher` at its beginning. Raises ``InvalidInput``: what is wrong with it, or what limit it met."""
+def compiled(grammar: Grammar, tokenizer: Any) -> Compiled:
+    """Raises ``InvalidInput``: what is wrong with it, or what limit it met."""
     from llguidance import LLMatcher
     from llguidance._lib import LLParserLimits
 
-    limits = LLParserLimits(max_lexer_states=_LEXER_STATES, max_grammar_size=_GRAMMAR_SIZE, verbose_errors=False)
+    limits = LLParserLimits(
+        max_lexer_states=_LEXER_STATES,
+        max_grammar_size=_GRAMMAR_SIZE,
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        verbose_errors=False,
+    )
     try:
         text = definition(grammar)
         state = guarded(lambda: LLMatcher(tokenizer, text, log_level=0, limits=limits))
         if state.is_error():
             raise InvalidInput(grammar.kind, None, _reason(state.get_error()))
-        _matcher(state, tokenizer).mask()
+        size, end_ids = tokenizer.vocab_size, frozenset(tokenizer.eos_tokens)
+        mask = Matcher(guarded(state.deep_copy), size, end_ids, threading.Lock()).mask()
     except GrammarFault as error:
         raise InvalidInput(grammar.kind, None, f"nothing can be said in it: {error}") from None
-    return state
-
-
-def _matcher(state: Any, tokenizer: Any) -> Matcher:
-    return Matcher(guarded(state.deep_copy), tokenizer.vocab_size, frozenset(tokenizer.eos_tokens))
+    return Compiled(state, size, end_ids, mask)
 
 
 def _reason(error: str) -> str:

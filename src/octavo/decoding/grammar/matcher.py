@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from octavo.core.errors import OctavoError
 
-__all__ = ["GrammarFault", "Matcher", "allows", "guarded"]
+__all__ = ["FAULTS", "GrammarFault", "Matcher", "allows", "guarded", "only_one"]
 
 _Result = TypeVar("_Result")
-_REASONS = {
-    "ParserTooComplex": "it is too ambiguous here",
-    "LexerTooComplex": "its regular expressions grow too large here",
+_REASONS = {  # by what the library says
+    "Too many items": "it is too ambiguous here",
+    "max is": "it is too ambiguous here",
+    "too many expressions": "its regular expressions grow too large here",
+    "too many states": "its regular expressions grow too large here",
 }
 _NOTHING = "no token of the model can go on from here"
+FAULTS = (_NOTHING, *dict.fromkeys(_REASONS.values()))
 
 
 class GrammarFault(OctavoError):
@@ -35,14 +39,18 @@ class Matcher:
     """The state after some output ids. Masks have bit (id & 7) of byte (id >> 3) set where a token is allowed.
 
     An end token is allowed exactly where the grammar may end. Every method raises ``GrammarFault`` when the grammar
-    cannot be followed, and from then on always.
+    cannot be followed, and from then on always. Copies of one state share an automaton, which the library locks: who
+    waited for it there would keep all threads waiting, so they wait for ``lock``.
     """
 
-    def __init__(self, state: Any, size: int, end_ids: frozenset[int]) -> None:
-        self._state = state  # an LLMatcher
-        self._size, self._end_ids = size, end_ids
+    def __init__(
+        self, state: Any, size: int, end_ids: frozenset[int], lock: threading.Lock, mask: bytes | None = None
+    ) -> None:
+        """``state``: an `LLMatcher` of its own at its beginning; ``mask``: its mask there, if that is known."""
+        self._state = state
+        self._size, self._end_ids, self._lock = size, end_ids, lock
         self.length = 0  # ids accepted
-        self._mask: bytes | None = None
+        self._mask = mask
         self._ended = False
 
     def mask(self) -> bytes:
@@ -50,10 +58,11 @@ class Matcher:
         if self._ended:
             raise GrammarFault("the output has ended")
         if self._mask is None:
-            found = guarded(self._state.compute_bitmask)
-            stuck = self._state.is_stopped() and not self._state.is_accepting()
-            if self._state.is_error() or stuck or not any(found):
-                raise self._fault(_NOTHING)
+            with self._lock:
+                found = guarded(self._state.compute_bitmask)
+                stuck = self._state.is_stopped() and not self._state.is_accepting()
+                if self._state.is_error() or stuck or not any(found):
+                    raise self._fault(_NOTHING)
             self._mask = found
         return self._mask
 
@@ -61,11 +70,10 @@ class Matcher:
         """Go on by these ids. Nothing follows an end token, which the library does not see."""
         for token in ids:
             if token in self._end_ids:
-                self._ended = allows(self.mask(), token)
-                fits = self._ended
+                fits = self._ended = allows(self.mask(), token)
             else:
                 self._mask = None
-                fits = 0 <= token < self._size and not self._ended and guarded(self._state.consume_token, token)
+                fits = 0 <= token < self._size and not self._ended and self._locked(self._state.consume_token, token)
             if not fits:
                 raise self._fault(f"token {token} does not fit")
             self.length += 1
@@ -78,31 +86,21 @@ class Matcher:
         self._mask = None
         count -= self._ended
         self._ended = False
-        if count and not guarded(self._state.rollback, count):
+        if count and not self._locked(self._state.rollback, count):
             raise self._fault("it cannot be taken back")
-
-    def forced(self, most: int) -> list[int]:
-        """The ids, at most ``most``, that must come next: one after the other the only one that the mask leaves.
-
-        Nothing is accepted.
-        """
-        found: list[int] = []
-        before = self.length
-        while len(found) < most and (token := _only(self.mask())) is not None:
-            found.append(token)
-            if token in self._end_ids or len(found) == most:
-                break
-            self.accept([token])
-        self.rollback(self.length - before)
-        return found
 
     @property
     def may_end(self) -> bool:
         """Whether the ids so far are a word of the grammar."""
-        return guarded(self._state.is_accepting)
+        return self._locked(self._state.is_accepting)
+
+    def _locked(self, call: Callable[..., bool], *values: Any) -> bool:
+        with self._lock:
+            return guarded(call, *values)
 
     def _fault(self, otherwise: str) -> GrammarFault:
-        return GrammarFault(_REASONS.get(guarded(self._state.stop_reason), otherwise))
+        said = guarded(self._state.get_error)
+        return GrammarFault(next((reason for sign, reason in _REASONS.items() if sign in said), otherwise))
 
 
 def allows(mask: bytes, token: int) -> bool:
@@ -110,7 +108,7 @@ def allows(mask: bytes, token: int) -> bool:
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
-def _only(mask: bytes) -> int | None:
+def only_one(mask: bytes) -> int | None:
     """The id of the one bit that is set; None if there are more."""
     number = int.from_bytes(mask, "little")
     return None if number & (number - 1) else number.bit_length() - 1
