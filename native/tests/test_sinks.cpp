@@ -65,10 +65,25 @@ void test_bytes(const char* isa, int32_t threads, int32_t format, int32_t kv_typ
       all.begun[size_t(s)] = to;
     }
     if (step.ids.empty()) continue;
+    if (random.below(3) == 0) sunk.program = sunk.open(), all.program = sunk.program.get();  // which has turned nothing yet
     const std::vector<float> logits = all.run(&step);
     bool same = true;
     for (size_t r = 0; r < expected.size(); r++) same = same && !memcmp(&logits[r * kVocab], expected[r], kVocab * sizeof(float));
     if (!CHECK(same)) printf("  %s threads %d format %d kv %d page %d window %d sinks %d\n", isa, threads, format, kv_type, size, sunk.window, sunk.sinks);
+  }
+}
+
+// They are seen: beyond the window its first position is another with them, up to there it is not.
+void test_difference(const char* isa, int32_t kv_type) {
+  Random random(9);
+  const Sunk with(isa, 1, octavo::FMT_FP32, kv_type, 16, kWindow, 4);
+  Sunk without(isa, 1, octavo::FMT_FP32, kv_type, 16, kWindow, 0);
+  const std::vector<int32_t> tokens = random_tokens(random, 60);
+  const std::vector<float> a = alone(isa, octavo::FMT_FP32, kv_type, with, tokens), b = alone(isa, octavo::FMT_FP32, kv_type, without, tokens);
+  for (size_t p = 0; p < tokens.size(); p++) {
+    float away = 0;
+    for (size_t i = p * kVocab; i < (p + 1) * kVocab; i++) away = std::max(away, fabsf(a[i] - b[i]));
+    if (!CHECK(p < size_t(kWindow) ? away < 1 : away > 0)) printf("  %s kv %d position %zu: %g\n", isa, kv_type, p, double(away));
   }
 }
 
@@ -114,6 +129,7 @@ int main(int argc, char** argv) {
     const int32_t formats[] = {octavo::FMT_W8G64, octavo::FMT_BF16, octavo::FMT_W4G32}, sizes[] = {16, 32, 64};
     for (int32_t kv_type = 0; kv_type < octavo::KV_COUNT; kv_type++)
       test_bytes(k->name, (table + kv_type) % 4 + 1, formats[(table + kv_type) % 3], kv_type, sizes[kv_type], uint64_t(table * 3 + kv_type));
+    test_difference(k->name, table % octavo::KV_COUNT);
     table++;
   }
   test_refusals();
