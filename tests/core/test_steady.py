@@ -156,3 +156,20 @@ def test_the_full_pages_of_a_steady_row_outlive_its_preemption():
     bench.scheduler._roster.preempt(bench.scheduler.get("a").branches[0], 0.0, "test")
     assert bench.step().rows[0].start == 8
     assert bench.run().tokens("a") == said
+
+
+def test_who_is_held_is_left_out_of_one_plan_wherever_it_stands():
+    """Running beside others and alone, with and without drafts, and in the queue."""
+    bench = Bench(make_kv(64, 4), max_running_requests=2)
+    for name in "abc":
+        bench.submit(make_request(name, [1, 2, 3], max_tokens=20))
+    bench.step()
+    bench.step()
+    for held, drafted, served in (("a", "", "b"), ("b", "ab", "a"), ("ab", "", ""), ("", "", "ab"), ("c", "", "ab")):
+        bench.scheduler.propose({(name, 0): [1] for name in drafted})
+        bench.scheduler.hold([(name, 0) for name in held])
+        assert sorted(row.request_id for row in bench.step().rows) == list(served)
+    bench.scheduler.cancel("a")
+    bench.scheduler.hold([("c", 0)])
+    assert [row.request_id for row in bench.step().rows] == ["b"]
+    assert {row.request_id for row in bench.step().rows} == {"b", "c"}
