@@ -132,7 +132,8 @@ void Program::multiply(const Op& op, const Act& act, RowRange range, int lot, in
     e.ldr = r.in[1] == OCTAVO_NONE ? 0 : stride(r.in[1]);
     e.res = r.in[1] == OCTAVO_NONE ? nullptr : data(r.in[1]) + range.base * e.ldr;
     e.soft_cap = r.f[1];
-    const Mat mat = op.mats[j]->part(static_cast<size_t>(lot));
+    Mat mat = op.mats[j]->part(static_cast<size_t>(lot));
+    if (apart) mat.n = mat.panels * 64;  // in packed order: the last block of a width that is no multiple of 16, too
     const uint8_t* following = j + 1 < op.count && p1 > first ? first_panel(*op.mats[j + 1], lot) : next;
     kernels_->gemm(&mat, &act, range.begin, range.end, own.begin + begin, own.begin + end, &e, following);
   }

@@ -4,6 +4,8 @@
 
 namespace check {
 
+constexpr int32_t kMany = 64;  // sequences of a step: threads own rows then
+
 struct AdaptersCloser {
   void operator()(octavo_adapters* adapters) const { octavo_adapters_close(adapters); }
 };
@@ -22,6 +24,7 @@ struct Adapted {
       : model(isa, threads, format, kv_type, size), records(model.records), places(count), rank(most), half(bf16) {
     records.ops.clear();
     for (const octavo_op& op : model.records.ops) add(op);
+    records.limits.max_sequences = kMany;
     records.limits.num_ops = int32_t(records.ops.size()), records.limits.num_buffers = int32_t(records.buffers.size());
     adapters.reset(octavo_adapters_open(places, rank, targets.data(), int32_t(targets.size()), half));
     program = open();

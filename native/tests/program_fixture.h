@@ -214,8 +214,8 @@ struct Advance {
   int32_t page_size, width, sequences;
   std::vector<int32_t> table, begun;  // begun: [sequences] the first position of each in the next step
 
-  Advance(octavo_program* of, int32_t size, int32_t count, Random& random)
-      : program(of), page_size(size), width(kMaxPositions / size), sequences(count), table(page_tables(random, count, width)), begun(size_t(count), 0) {}
+  Advance(octavo_program* of, int32_t size, int32_t count, Random& random, int32_t most = kMaxPositions)
+      : program(of), page_size(size), width(most / size), sequences(count), table(page_tables(random, count, width)), begun(size_t(count), 0) {}
 
   int64_t slot(int32_t group, int32_t sequence, int32_t position) const {
     return int64_t{table[size_t((group * sequences + sequence) * width + position / page_size)]} * page_size + position % page_size;
