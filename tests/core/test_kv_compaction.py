@@ -3,12 +3,14 @@
 What stays is here always the end, so that each place still holds the token of its position.
 """
 
+from collections import Counter
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize
+from hypothesis.stateful import initialize, run_state_machine_as_test
 from test_kv_machine import KVMachine, Memory, dump
 
 from octavo.core.errors import InvalidInput, OutOfPages
@@ -24,13 +26,21 @@ class CompactingMachine(KVMachine):
     @initialize(
         page_size=st.sampled_from([1, 2, 4]),
         kept=st.integers(1, 5),
-        room=st.integers(6, 24),
+        room=st.integers(6, 48),
         every=st.sampled_from([0, BLOCK]),
     )
     def start(self, page_size, kept, room, every):
         super().start(page_size, "global", room)
         self.groups = (replace(self.groups[0], kept=kept, forgets=BLOCK, looks=max(1, every), every=every),)
         self.kv = KVCacheManager(room, page_size, self.groups, store=self.memory, enable_prefix_cache=False)
+
+    seen: ClassVar[Counter] = Counter()
+
+    def plan_begin(self, which, amount, units):
+        super().plan_begin(which, amount, units * 2)
+
+    def commit(self, row, ends):
+        super().commit(row, ends and row.resident > row.prompt + BLOCK)  # they get somewhere
 
     def add(self, sequence):
         sequence.prompt = getattr(sequence, "prompt", len(sequence.units))
@@ -49,6 +59,7 @@ class CompactingMachine(KVMachine):
         if row.resident == len(row.units):
             row.units.append(amount % 2)
         left = min(len(row.units) - row.resident, self.kv.until_due(row.resident, row.prompt))
+        amount *= 3
         mark, before = self.undo.mark(), self.everything()
         lasting = self.kv.num_lasting_pages(row.key)
         try:
@@ -56,6 +67,7 @@ class CompactingMachine(KVMachine):
                 self.kv.compact(row.key, row.units[: row.resident], self.undo)
             row.deltas = self.kv.reserve(row.key, row.resident + min(amount, left), self.undo)
         except OutOfPages:
+            self.seen["out of pages"] += self.kv.compaction_of(row.key) is not None
             self.undo.rollback_to(mark)
             assert self.everything() == before
             need = self.kv.num_pages_needed(row.resident + min(amount, left))
@@ -80,6 +92,7 @@ class CompactingMachine(KVMachine):
 
     def scribble(self, copies):
         self.forget()
+        self.seen["failed"] += any(map(self.kv.compaction_of, self.rows))
         super().scribble(copies)
 
     def forget(self):
@@ -91,6 +104,8 @@ class CompactingMachine(KVMachine):
             assert (asked.num_tokens, asked.token_ids) == (end, tuple(row.units[end - group.looks : end]))
             assert asked.first == (self.kv.num_forgotten(end - BLOCK) if group.every else 0)
             assert len(asked.sources) == -(-(end - asked.first) // self.size)
+            self.seen["copied" if asked.targets else "counted only"] += 1
+            self.seen["again"] += asked.first > 0 and bool(asked.targets)
             if not asked.targets:
                 assert group.every and self.kv.num_forgotten(end) == asked.first
                 continue
@@ -122,8 +137,12 @@ class CompactingMachine(KVMachine):
             assert len(table) - gone <= self.kv.num_pages_needed(row.resident)
 
 
-TestCompaction = CompactingMachine.TestCase
-TestCompaction.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, report_multiple_bugs=False)
+def test_tables_and_pages_under_random_plans():
+    CompactingMachine.seen.clear()
+    settled = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
+    run_state_machine_as_test(CompactingMachine, settings=settled)
+    dangers = ("copied", "counted only", "again", "failed", "out of pages")
+    assert all(CompactingMachine.seen[danger] for danger in dangers), CompactingMachine.seen
 
 
 @given(st.integers(1, 9), st.sampled_from([1, 2, 4]), st.integers(0, 40))

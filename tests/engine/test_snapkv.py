@@ -12,6 +12,7 @@ from engine_harness import (
     FIXTURES,
     FORGETFUL,
     Collector,
+    Oracle,
     alone,
     assert_idle,
     make_core,
@@ -204,6 +205,18 @@ def test_a_step_that_forgets_is_tried_again_as_if_nothing_had_been(model: str) -
     run_to_end(core, collector)
     assert [collector.choices[name, 0] for name in "ab"] == expected * 2
     assert_idle(core)
+
+
+@pytest.mark.parametrize("model", ["snapkv", "h2o"])
+@pytest.mark.parametrize("lies", [0, 2])
+def test_right_guesses_do_not_pass_over_a_choice(model: str, lies: int) -> None:
+    params = SamplingParams(temperature=0.9, max_tokens=30, seed=4, ignore_eos=True, logprobs=1)
+    expected = alone(model, prompt_of(21), params)
+    core, collector = make_core(model, page_size=4), Collector()
+    core.speculator = oracle = Oracle(lambda request, choice: expected[choice].tokens, 7, lies)  # type: ignore[assignment]
+    core.submit(make_request("r", prompt_of(21), params, model), 0.0)
+    run_to_end(core, collector)
+    assert [collector.choices["r", 0]] == expected and oracle.accepted > 8
 
 
 def test_nothing_is_shared_and_the_numbers_have_a_name_of_their_own() -> None:
