@@ -25,6 +25,7 @@ class Adapters {
   const char* set(int32_t place, int32_t target, int32_t rank, const void* a, const void* b);
   bool clear(int32_t place);
   int32_t places() const { return places_; }
+  int64_t wide() const { return (rank_ + 15) / 16 * 16; }  // of the largest rank, padded
   bool half() const { return half_; }
   size_t num_targets() const { return targets_.size(); }
   const octavo_target& target(int32_t number) const { return targets_[static_cast<size_t>(number)]; }

@@ -127,8 +127,6 @@ struct Hopes {
 // Of a first-level data cache; the library sets it when it looks for tables (dispatch.cpp). Work is cut by it, bits never depend on it.
 inline int64_t first_level_bytes = 32 << 10;
 
-struct Coming { const uint8_t *begin = nullptr, *end = nullptr; };  // what is multiplied later
-
 struct Kernels {
   const char* name;  // "generic", "avx2", "avx2_vnni", "avx512", "avx512_vnni_bf16", "amx", "neon", ...
 
@@ -187,8 +185,9 @@ struct Kernels {
   bool (*stored_codes)(int32_t type, const uint8_t* row, int64_t k, uint8_t* codes, float* scale, float* offset);
 
   // ---- low-rank adapters (lora.inc): up to eight rows with one of them
-  void (*lora_shrink)(float* u, int64_t ldu, const float* const* x, int64_t rows, int64_t k, const uint8_t* a, int64_t rank, bool half, Coming next);  // u = x . a [k, rank: a multiple of 16], fp32 or bf16; next: fetched meanwhile
-  void (*lora_expand)(float* const* y, int64_t step, const float* u, int64_t ldu, int64_t rows, const uint8_t* b, int64_t rank, int64_t blocks, bool half, Coming next);  // y += u . b [blocks, rank, 16]; blocks of y are `step` apart
+  void (*lora_shrink)(float* u, int64_t ldu, const float* const* x, int64_t rows, int64_t k, const uint8_t* a, int64_t rank, bool half, const uint8_t* ready, int64_t apart);  // u = x . a [k, rank: a multiple of 16], fp32 or bf16; ready: null, or the rows as operands of a bf16 product, which are read instead where lora_takes_operands
+  void (*lora_expand)(float* const* y, int64_t step, const float* u, int64_t ldu, int64_t rows, const uint8_t* b, int64_t rank, int64_t blocks, bool half);  // y += u . b [blocks, rank, 16]; blocks of y are `step` apart
+  bool lora_takes_operands;  // of bf16: `ready` is looked at
   void (*gate_pairs)(float* dst, const float* pairs, int32_t kind, int64_t n);  // act(gate) * up of a packed pair's sums
 };
 

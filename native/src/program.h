@@ -22,6 +22,7 @@ constexpr int64_t kSplitRows = 32;       // per thread: from here on threads spl
 constexpr int64_t kFewRows = 2;          // up to here every thread prepares all rows itself instead of waiting
 constexpr int64_t kSharedPanelRows = 8;  // from here on a panel left over is shared by rows
 constexpr int64_t kAheadBytes = 128 << 10;  // of its next weights that a waiting thread fetches: they stay in the second-level cache
+constexpr int64_t kJoinedPanels = 8;  // after which adapters add to what they gave, which the second-level cache still has
 constexpr int64_t kMostStates = 4 << 20;  // floats of attention states that a program keeps room for
 
 #ifdef OCTAVO_ABLATE_CLAIMS
@@ -38,8 +39,10 @@ struct Op {
   const float* norm = nullptr;  // of the operands
   const float* vectors[2] = {};
   Act act{};                    // layout of the operands
-  int32_t next = OCTAVO_NONE;   // of a LINEAR, or a LORA: the one that follows
+  int32_t next = OCTAVO_NONE;   // of a LINEAR: the one that follows
   int32_t coming = OCTAVO_NONE; // this or the next LINEAR: its weights are fetched while a thread waits or does something else
+  int32_t adds = OCTAVO_NONE;   // of a LINEAR: the LORA behind it that adds to its outputs
+  bool joined = false;          // of a LORA: in the running step its LINEAR does it, a few panels at a time
   bool adapted = false;         // of a LORA and the pair before it: the running step has an adapter that changes it
   const Weight* const* experts = nullptr;  // E gate/up pairs, then E downs
   Act inner{};                  // layout of a mixture's second operands
@@ -68,14 +71,20 @@ struct AdapterUnit {
   int32_t rows[kAdapterRows];
 };
 
+// Outputs that panels [p0, p1) of a record's matrix give.
+struct Outputs {
+  int matrix;
+  int64_t p0, p1;
+};
+
 // Working memory of one thread.
 struct alignas(64) ThreadScratch {
   uint8_t* operands;   // an Act of kRowBlock rows
   float* scale;        // [rows] inverse root mean squares
   uint8_t* attention;
   float* row;          // one row of the widest buffer
-  float* adapted;      // [kAdapterRows, widest] normed rows, and [kAdapterRows, kMostRank], if there are adapters
-  float* inner;
+  float* adapted;      // [kAdapterRows, widest] normed rows, if there are adapters
+  float* inner;        // [kRowBlock, 3, padded rank], if there are adapters
   SampleScratch sample;
   Ahead ahead;       // weights of record `ahead_of` that this thread will multiply
   int32_t ahead_of;
@@ -175,8 +184,13 @@ class Program {
   Ahead first_weights(const Op& op, int thread) const;
   Ahead* ahead(const Op& op, int thread);
   void lora(const Op& op, int thread);
-  void adapt(const Op& op, const AdapterUnit& unit, const Factors* after, int thread);
-  const Factors* first_factors(const Op& op, int32_t place, int from) const;
+  static bool adds_to(const octavo_op& lora, const octavo_op& linear);
+  void multiply_joined(const Op& op, const Act& act, RowRange rows, int lot, const uint8_t* next, int thread);
+  void shrink(const Op& op, const Act& act, int64_t base, int thread);
+  void shrink_unit(const Op& op, const AdapterUnit& unit, float* u, const uint8_t* ready, int64_t apart, int thread);
+  void expand(const Op& op, Outputs of, int thread);
+  void expand_unit(const Op& op, const AdapterUnit& unit, const float* u, Outputs of);
+  const Factors* factors(const Op& op, int32_t place, int target) const;
   void moe(const Op& op, int thread);
   void route(const Op& op, int thread);
   void sort_pairs(const Op& op);

@@ -38,17 +38,23 @@ bool Program::open(const octavo_program_spec& spec, std::string* error) {
     *error = "program: record " + std::to_string(i) + ": it does not follow its pair";
     return false;
   }
-  int32_t coming = OCTAVO_NONE, adapters = OCTAVO_NONE;
+  int32_t coming = OCTAVO_NONE;
   for (size_t i = ops_.size(); i-- > 0; ops_[i].coming = coming) {
     if (ops_[i].record.code == OCTAVO_LINEAR) coming = static_cast<int32_t>(i);
-    if (ops_[i].record.code != OCTAVO_LORA) continue;
-    ops_[i].next = adapters;
-    adapters = static_cast<int32_t>(i);
+    if (i > 0 && adds_to(ops_[i].record, ops_[i - 1].record)) ops_[i - 1].adds = static_cast<int32_t>(i);
   }
   note_windows();
   allocate();
   plan_barriers();
   return true;
+}
+
+bool Program::adds_to(const octavo_op& lora, const octavo_op& linear) {
+  if (lora.code != OCTAVO_LORA || linear.code != OCTAVO_LINEAR || lora.in[0] != linear.in[0]) return false;
+  const bool pair = lora.i[3] != EPI_STORE;  // whose place behind its LINEAR has been checked
+  bool same = pair || linear.i[0] < EPI_SILU_MUL;
+  for (int j = 0; !pair && j < 3; j++) same = same && (lora.i[j] == OCTAVO_NONE || (j < linear.i[1] && lora.in[1 + j] == linear.out[j]));
+  return same;
 }
 
 void Program::resolve(const octavo_op& record) {
@@ -199,7 +205,7 @@ void Program::allocate_threads() {
     own.attention = memory_.take(attention);
     own.row = memory_.take_array<float>(2 * widest);
     if (adapted > 0) own.adapted = memory_.take_array<float>(kAdapterRows * adapted);
-    if (adapted > 0) own.inner = memory_.take_array<float>(kAdapterRows * kMostRank);
+    if (adapted > 0 && adapters_ != nullptr) own.inner = memory_.take_array<float>(kRowBlock * 3 * adapters_->wide());
     own.sample.allocate(&memory_, limits_.vocab_size);
     scratch_.push_back(own);
   }

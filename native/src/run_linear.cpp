@@ -63,12 +63,16 @@ void Program::by_rows(const Op& op, int thread) {
   const ThreadScratch& own = scratch_[static_cast<size_t>(thread)];
   const int64_t m = rows(op.record.out[0]), last = part(m, thread + 1);
   const Act act = place(op.act, own.operands, kRowBlock);
+  const bool joined = adapted_ && op.adds != OCTAVO_NONE && ops_[static_cast<size_t>(op.adds)].adapted && ops_[static_cast<size_t>(op.adds)].joined;
   for (int64_t first = part(m, thread); first < last; first += kRowBlock) {
     const RowRange block{0, std::min(kRowBlock, last - first), first};
     prepare(op, act, own.scale, block);
+    if (joined) shrink(ops_[static_cast<size_t>(op.adds)], act, first, thread);
     for (int i = 0, lot = thread; i < engine_->threads; i++, lot = (lot + 1) % engine_->threads) {
       const bool end = i + 1 == engine_->threads;
-      multiply(op, act, block, lot, 0, panels(op, lot), end ? next_panel(op, thread) : nullptr);
+      const uint8_t* next = end ? next_panel(op, thread) : nullptr;
+      if (joined) multiply_joined(op, act, block, lot, next, thread);
+      else multiply(op, act, block, lot, 0, panels(op, lot), next);
     }
   }
 }
@@ -78,6 +82,21 @@ void Program::prepare(const Op& op, const Act& act, float* scale, RowRange r) {
   const float* x = data(in) + r.base * stride(in);
   if (op.norm != nullptr) kernels_->inv_rms(x, stride(in), r.begin, r.end, cols(in), op.record.f[0], scale);
   kernels_->quantize(&act, r.begin, r.end, x, stride(in), op.norm, op.norm == nullptr ? nullptr : scale);
+}
+
+// Some panels of a lot at a time, then what adapters add to their outputs.
+void Program::multiply_joined(const Op& op, const Act& act, RowRange block, int lot, const uint8_t* next, int thread) {
+  const int64_t all = panels(op, lot), bytes = op.mats[0]->mat.panel_bytes;
+  const uint8_t* first = first_weights(op, lot).next;
+  int64_t done = 0;
+  for (int j = 0; j < op.count; j++) {
+    const Lot& own = op.mats[j]->lots[static_cast<size_t>(lot)];
+    for (int64_t p = own.begin, n; p < own.end; p += n, done += n) {
+      n = std::min(kJoinedPanels, own.end - p);
+      multiply(op, act, block, lot, done, done + n, done + n < all ? first + (done + n) * bytes : next);
+      expand(ops_[static_cast<size_t>(op.adds)], {j, p, p + n}, thread);
+    }
+  }
 }
 
 // Panels of a record that are this thread's.

@@ -6,6 +6,21 @@
 #include "program.h"
 
 namespace octavo {
+namespace {
+
+constexpr int64_t kAllPanels = int64_t{1} << 32;
+
+// Targets of a matrix: its own, or both of a pair.
+struct Targets {
+  int begin, end;
+  int64_t step, blocks;  // between blocks of 16 outputs, and how many of them a panel gives
+};
+Targets targets_of(const octavo_op& lora, int matrix) {
+  if (lora.i[3] != EPI_STORE) return {0, 2, 32, 2};
+  return {matrix, matrix + 1, 16, 4};
+}
+
+}  // namespace
 
 bool Program::has_adapters(const octavo_step& step) {
   bool any = false;
@@ -86,11 +101,13 @@ void Program::gather_adapters() {
   for (int thread = 0; mode_t_ == Mode::kRows && thread < threads; thread++) {
     deal_rows(part(step_->tokens, thread), part(step_->tokens, thread + 1), kAdapterRows, thread, 1);
   }
+  const bool own_rows = mode_t_ == Mode::kRows && step_->tokens <= kRowBlock * threads;
   for (size_t i = 0; i < ops_.size(); i++) {
     if (ops_[i].record.code != OCTAVO_LORA) continue;
     ops_[i].adapted = false;
     for (const int32_t s : by_place_) ops_[i].adapted = ops_[i].adapted || (step_->adapters[s] >= 0 && changes(ops_[i], step_->adapters[s]));
     if (ops_[i].record.i[3] != EPI_STORE) ops_[i - 1].adapted = ops_[i].adapted;  // its LINEAR
+    ops_[i].joined = own_rows && i > 0 && ops_[i - 1].adds != OCTAVO_NONE;
   }
 }
 
@@ -118,41 +135,51 @@ bool Program::changes(const Op& op, int32_t place) const {
   return any;
 }
 
+// What an adapter has for a target; null: nothing.
+const Factors* Program::factors(const Op& op, int32_t place, int target) const {
+  if (place < 0 || op.record.i[target] == OCTAVO_NONE) return nullptr;
+  const Factors& f = adapters_->at(place, op.record.i[target]);
+  return f.rank == 0 ? nullptr : &f;
+}
+
+// A LORA by itself: after its LINEAR.
 void Program::lora(const Op& op, int thread) {
-  if (!op.adapted) return;
-  const octavo_op& r = op.record;
-  const std::vector<AdapterUnit>& own = units_[static_cast<size_t>(thread)];
-  for (size_t i = 0; i < own.size(); i++) {
-    const AdapterUnit& unit = own[i];
-    const bool last = i + 1 == own.size() || own[i + 1].place < 0;
-    const Op* of = !last ? &op : op.next == OCTAVO_NONE ? nullptr : &ops_[static_cast<size_t>(op.next)];
-    const int32_t place = own[last ? 0 : i + 1].place;
-    const Factors* next = of == nullptr || place < 0 ? nullptr : first_factors(*of, place, 0);
-    if (unit.place >= 0 && changes(op, unit.place)) adapt(op, unit, next, thread);
-    for (int32_t m = 0; r.i[3] != EPI_STORE && m < unit.count; m++) {
-      const int64_t row = unit.rows[m];
-      kernels_->gate_pairs(data(r.in[2]) + row * stride(r.in[2]), data(r.in[1]) + row * stride(r.in[1]), r.i[3], cols(r.in[2]));
-    }
+  if (!op.adapted || op.joined) return;
+  float* u = scratch_[static_cast<size_t>(thread)].inner;
+  for (const AdapterUnit& unit : units_[static_cast<size_t>(thread)]) {
+    shrink_unit(op, unit, u, nullptr, 0, thread);
+    for (int j = 0; j < (op.record.i[3] == EPI_STORE ? 3 : 1); j++) expand_unit(op, unit, u, {j, 0, kAllPanels});
   }
 }
 
-// What an adapter has for the first target from `from` on; null: nothing.
-const Factors* Program::first_factors(const Op& op, int32_t place, int from) const {
-  for (int j = from; j < 3; j++) {
-    const int32_t target = op.record.i[j];
-    if (target != OCTAVO_NONE && adapters_->at(place, target).rank > 0) return &adapters_->at(place, target);
+// The inner values of all of a thread's rows, whose operands lie in `act` from row `base` on.
+void Program::shrink(const Op& op, const Act& act, int64_t base, int thread) {
+  float* u = scratch_[static_cast<size_t>(thread)].inner;
+  const bool taken = kernels_->lora_takes_operands && act.fmt == FMT_BF16 && adapters_->half();
+  for (const AdapterUnit& unit : units_[static_cast<size_t>(thread)]) {
+    const bool together = unit.rows[unit.count - 1] - unit.rows[0] == unit.count - 1;  // they ascend
+    shrink_unit(op, unit, u, taken && together ? act.q + (unit.rows[0] - base) * act.lda : nullptr, act.lda, thread);
+    u += 3 * unit.count * adapters_->wide();
   }
-  return nullptr;
 }
 
-void Program::adapt(const Op& op, const AdapterUnit& unit, const Factors* after, int thread) {
+// What adapters add to outputs of all of a thread's rows.
+void Program::expand(const Op& op, Outputs of, int thread) {
+  const float* u = scratch_[static_cast<size_t>(thread)].inner;
+  for (const AdapterUnit& unit : units_[static_cast<size_t>(thread)]) {
+    expand_unit(op, unit, u, of);
+    u += 3 * unit.count * adapters_->wide();
+  }
+}
+
+// Inner values of a unit's rows for each target, [3, count, padded rank]. ready: the rows as operands, or null.
+void Program::shrink_unit(const Op& op, const AdapterUnit& unit, float* u, const uint8_t* ready, int64_t apart, int thread) {
+  if (unit.place < 0 || !changes(op, unit.place)) return;
   const octavo_op& r = op.record;
   const ThreadScratch& own = scratch_[static_cast<size_t>(thread)];
-  const bool pair = r.i[3] != EPI_STORE;
   const int64_t k = cols(r.in[0]), wide = stride(r.in[0]);
-  const float* x[kAdapterRows];
-  float* y[kAdapterRows];
-  for (int32_t m = 0; m < unit.count; m++) {
+  const float* x[kAdapterRows] = {};
+  for (int32_t m = 0; ready == nullptr && m < unit.count; m++) {
     x[m] = data(r.in[0]) + unit.rows[m] * wide;
     if (op.norm == nullptr) continue;
     float scale = 0.0f;
@@ -160,18 +187,30 @@ void Program::adapt(const Op& op, const AdapterUnit& unit, const Factors* after,
     kernels_->scale_mul(own.adapted + m * wide, x[m], op.norm, scale, k);
     x[m] = own.adapted + m * wide;
   }
-  for (int j = 0; j < 3; j++) {
-    if (r.i[j] == OCTAVO_NONE || adapters_->at(unit.place, r.i[j]).rank == 0) continue;
-    const Factors& f = adapters_->at(unit.place, r.i[j]);
+  for (int j = 0; j < 3; j++, u += unit.count * adapters_->wide()) {
+    const Factors* f = factors(op, unit.place, j);
+    if (f != nullptr) kernels_->lora_shrink(u, f->padded, x, unit.count, k, f->a, f->padded, adapters_->half(), ready, apart);
+  }
+}
+
+// What an adapter adds to some outputs of a unit's rows, and of a pair the activation.
+void Program::expand_unit(const Op& op, const AdapterUnit& unit, const float* u, Outputs of) {
+  const octavo_op& r = op.record;
+  const bool pair = r.i[3] != EPI_STORE;
+  const Targets targets = targets_of(r, of.matrix);
+  float* y[kAdapterRows];
+  for (int j = targets.begin; j < targets.end; j++) {
+    const Factors* f = factors(op, unit.place, j);
+    if (f == nullptr) continue;
     const int32_t out = r.in[pair ? 1 : 1 + j];
-    for (int32_t m = 0; m < unit.count; m++) y[m] = data(out) + unit.rows[m] * stride(out) + (pair ? 16 * j : 0);
-    const Factors* follows = first_factors(op, unit.place, j + 1);
-    const Factors* next = follows != nullptr ? follows : after;
-    const Coming a = next == nullptr ? Coming{} : Coming{next->a, next->a + next->a_bytes};
-    const Coming b = next == nullptr ? Coming{} : Coming{next->b, next->b + next->b_bytes};
-    const bool half = adapters_->half();
-    kernels_->lora_shrink(own.inner, f.padded, x, unit.count, k, f.a, f.padded, half, a);
-    kernels_->lora_expand(y, pair ? 32 : 16, own.inner, f.padded, unit.count, f.b, f.rank, (adapters_->target(r.i[j]).n + 15) / 16, half, b);
+    const int64_t blocks = (adapters_->target(r.i[j]).n + 15) / 16, begin = std::min(of.p0 * targets.blocks, blocks);
+    for (int32_t m = 0; m < unit.count; m++) y[m] = data(out) + unit.rows[m] * stride(out) + begin * targets.step + (pair ? 16 * j : 0);
+    kernels_->lora_expand(y, targets.step, u + j * unit.count * adapters_->wide(), f->padded, unit.count, f->b + begin * (f->b_bytes / blocks), f->rank,
+                          std::min(of.p1 * targets.blocks, blocks) - begin, adapters_->half());
+  }
+  for (int32_t m = 0; pair && m < unit.count; m++) {
+    const int64_t from = std::min(of.p0 * 32, cols(r.in[2])), n = std::min(of.p1 * 32, cols(r.in[2])) - from;
+    kernels_->gate_pairs(data(r.in[2]) + unit.rows[m] * stride(r.in[2]) + from, data(r.in[1]) + unit.rows[m] * stride(r.in[1]) + 2 * from, r.i[3], n);
   }
 }
 
