@@ -282,7 +282,7 @@ OCTAVO_API int32_t octavo_logprobs_of(octavo_engine* engine, const float* logits
 /* Calls of the arena's system allocator so far in this process: a step must not raise it. */
 OCTAVO_API int64_t octavo_allocations(void);
 
-/* ---- what the machine gives, for benchmarks: medians of `rounds` on `threads` threads of the pool; negative: failed.
+/* ---- what the machine gives, for benchmarks: medians of `rounds` on `threads` threads of the pool, of dots the best; negative: failed.
  * bytes a second of reading `bytes` (each thread its part); operations a second of the dots that the engine's kernels are
  * made of (0 int8, 1 bf16, 2 fp32; `repeats` of twelve; 0: unknown for this table); seconds of one barrier (one thread: 0). */
 OCTAVO_API double octavo_measure_read(octavo_engine* engine, int32_t threads, int64_t bytes, int32_t rounds);

@@ -19,12 +19,14 @@ double seconds() {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+double least(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
+
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
 
-// Runs `part(thread)` on all threads `rounds` times, each between two barriers; the median time of a round.
+// Runs `part(thread)` on all threads `rounds` times, each between two barriers, and keeps their times.
 template <typename Part>
 struct Timed {
   const Part* part;
@@ -45,11 +47,16 @@ struct Timed {
 };
 
 template <typename Part>
-double time_on(int threads, int rounds, const Part& part) {
+std::vector<double> times_on(int threads, int rounds, const Part& part) {
   Timed<Part> timed{&part, rounds, {}};
   timed.took.reserve(static_cast<size_t>(rounds));
   Pool::shared().run(threads, Timed<Part>::main, &timed);
-  return std::max(median(timed.took), 1e-9);
+  return timed.took;
+}
+
+template <typename Part>
+double time_on(int threads, int rounds, const Part& part) {
+  return std::max(median(times_on(threads, rounds, part)), 1e-9);
 }
 
 }  // namespace
@@ -67,7 +74,7 @@ double measure_read(const Kernels& kernels, int threads, int64_t bytes, int roun
 double measure_dots(const Kernels& kernels, int threads, int kind, int64_t repeats, int rounds) {
   const double operations = kernels.dots(kind, 1) * static_cast<double>(repeats);
   if (operations == 0) return 0;
-  return operations * threads / time_on(threads, rounds, [&](int) { kernels.dots(kind, repeats); });
+  return operations * threads / std::max(least(times_on(threads, rounds, [&](int) { kernels.dots(kind, repeats); })), 1e-9);
 }
 
 double measure_barrier(int threads, int64_t repeats, int rounds) {

@@ -1,5 +1,5 @@
 // What this machine gives: the rates that benchmarks are read against. Each is the median of `rounds` on `threads` threads
-// of the pool.
+// of the pool, of dots the best: a peak is what there is when nobody else takes some of it.
 #pragma once
 #include <stdint.h>
 
