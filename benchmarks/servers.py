@@ -62,7 +62,7 @@ class Server:
     def tail(self) -> str:
         """The end of what it printed."""
         size = self.log.seek(0, 2)
-        self.log.seek(max(0, size - 400))
+        self.log.seek(max(0, size - 2000))
         return self.log.read().decode(errors="replace").strip()
 
     def __exit__(self, *_: object) -> None:

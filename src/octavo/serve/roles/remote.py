@@ -142,7 +142,10 @@ class RemoteEngine:
         )
         if request.seed is None:
             request.seed = self._draw_seed()
+        idle = not self.side.num_open
         self.side.submit(request, cache_salt, self.clock())
+        if idle:
+            self._heard = self.clock()  # an engine without work says nothing
         mailbox = self._mailboxes[request_id] = Mailbox(asyncio.get_running_loop(), express)
         self._router.open(request)
         self._flush()
