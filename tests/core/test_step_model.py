@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from octavo.core.batch import RowFlags, ScheduledRow, StepRows
 from octavo.core.errors import InvalidInput
-from octavo.core.step_model import FRESH, StepModel, StepWork, Tail, positions_read, work_of
+from octavo.core.step_model import FRESH, StepModel, StepWork, Tail, _Sums, positions_read, work_of
 
 TRUE = (8e-3, 4e-4, 4e-7, 1e-3, 3e-4, 5e-8, 2e-4)
 
@@ -69,6 +69,21 @@ def test_noise_and_outliers_hardly_move_it(seed):
 @settings(max_examples=3, deadline=None)
 def test_equal_inputs_give_equal_coefficients(seed):
     assert trained(120, seed, 0.1, 0.05).coefficients == trained(120, seed, 0.1, 0.05).coefficients
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_what_is_summed_up_late_is_what_would_be_summed_up_at_once(seed):
+    class AtOnce(_Sums):
+        def add(self, work, weight, target):
+            super().add(work, weight, target)
+            self.settle()
+
+    late, at_once = StepModel(), StepModel()
+    at_once._kinds = (AtOnce(), AtOnce())
+    for model in (late, at_once):
+        learn(model, random.Random(seed), 150, noise=0.1, outliers=0.05)
+    assert late.coefficients == at_once.coefficients and any(late.coefficients)
 
 
 def test_follows_a_machine_that_becomes_slower():

@@ -133,9 +133,19 @@ class _Sums:
     def __init__(self) -> None:
         self.products = [[0.0] * _WIDTH for _ in range(_WIDTH)]
         self.targets = [0.0] * _WIDTH
+        self._new: list[tuple[StepWork, float, float]] = []
 
-    def add(self, features: Sequence[float], target: float) -> None:
-        """One more step, after everything before it has lost weight."""
+    def add(self, work: StepWork, weight: float, target: float) -> None:
+        """One more step. `settle` before the sums are read."""
+        self._new.append((work, weight, target))
+
+    def settle(self) -> None:
+        """Sum up what was added: before each step, everything before it loses weight."""
+        for work, weight, target in self._new:
+            self._sum([weight, *(value * weight for value in work)], target * weight)
+        self._new.clear()
+
+    def _sum(self, features: Sequence[float], target: float) -> None:
         for i, value in enumerate(features):
             row = self.products[i]
             for j in range(i + 1):
@@ -183,7 +193,7 @@ class StepModel:
         fresh = fresh or (work.scored > 0 and self.num_scored < ENOUGH_CHUNKS)
         target = seconds if fresh else self._within_reason(expected, seconds)
         weight = 1.0 / (max(expected, 0.25 * target) if self.num_steps >= FRESH else target)
-        self._kinds[work.prefill > 0].add([weight, *(value * weight for value in work)], target * weight)
+        self._kinds[work.prefill > 0].add(work, weight, target)
         self.num_steps += 1
         if work.prefill:
             self.num_chunked += 1
@@ -211,6 +221,8 @@ class StepModel:
     def _fit(self) -> tuple[float, ...]:
         """Least squares over the features that were seen, dropping one after the other that comes out negative."""
         plain, chunked = self._kinds
+        plain.settle()
+        chunked.settle()
         products = [list(map(add, *rows)) for rows in zip(plain.products, chunked.products, strict=True)]
         targets = list(map(add, plain.targets, chunked.targets))
         used = [i for i in range(_WIDTH) if products[i][i] > 0.0]
