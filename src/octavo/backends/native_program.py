@@ -64,6 +64,7 @@ class NativeProgram:
         self._step = lib.Step(size=lib.step_size())
         self._sampled = np.empty(limits.logit_rows, np.int32)
         self._step.sampled = self._sampled.ctypes.data
+        self._ids = self._sampled.data
         self._kept: ForwardBatch | None = None  # whose sizes and addresses are in `_step`
         self._seen: tuple[int, Floats] = (0, np.empty((0, vocab_size), np.float32))  # address and all rows of logits
 
@@ -109,7 +110,7 @@ class NativeProgram:
             step.samples, step.sampling = len(batch.draws), batch.draws.ctypes.data
             self._kept = batch if "kept" in batch.cache else None
         lib.check(self._lib.octavo_run(self.handle, step), "step")
-        return self._sampled[: step.samples].tolist()
+        return self._ids[: step.samples].tolist()
 
     def values(self, buffer: int) -> Floats:
         """A buffer as the last step left it, [rows, columns]; its own only in a program lowered with `keep`."""

@@ -6,6 +6,7 @@ next. As long as the sequences stay, only tokens, positions and output indices o
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class StepArrays:
         self._sampling = SlotSampling(slots)
         self._decodes: ForwardBatch | None = None
         self._slots: Sequence[int] = ()  # of `_decodes`
+        self._views: tuple[memoryview, memoryview]  # of its tokens, positions and lengths; of its output indices
 
     def enter(self, slot: int, wanted: SamplingRow) -> None:
         """A new sequence takes the slot: it has no page yet, and samples as `wanted` says."""
@@ -87,17 +89,17 @@ class StepArrays:
         if batch is None or slots != self._slots or batch.page_table is not self.tables.array or batch.kv is not kv:
             batch = self._decodes = self._new_decodes(slots, output_indices, kv)
             self._slots = slots
-        batch.token_ids[:] = token_ids
-        batch.positions[:] = positions
         if self.tables.is_shifted:
-            batch.positions -= self.tables.shifts[batch.cache["table_row"]]
+            positions = (np.array(positions) - self.tables.shifts[batch.cache["table_row"]]).tolist()
             batch.cache["shifts"] = self.tables.shifts
-        np.add(batch.positions, 1, out=batch.seq_lens)
-        batch.cache["index"][:] = output_indices
+        numbers, indices = self._views
+        numbers[:] = array(numbers.format, [*token_ids, *positions, *(place + 1 for place in positions)])
+        indices[:] = array(indices.format, output_indices)
         return batch
 
     def _new_decodes(self, slots: Sequence[int], output_indices: Sequence[int], kv: NativeKVPool) -> ForwardBatch:
-        tokens, positions, lens = (np.empty(len(slots), np.int32) for _ in range(3))
+        numbers = np.empty(3 * len(slots), np.int32)
+        tokens, positions, lens = numbers.reshape(3, -1)
         starts = np.arange(len(slots) + 1, dtype=np.int32)
         draws = self.draws(slots, output_indices)
         batch = ForwardBatch(
@@ -110,7 +112,8 @@ class StepArrays:
             logit_rows=starts[:-1],
             kv=kv,
             draws=draws,
-            cache={"table_row": np.asarray(slots, np.int32), "index": draws["index"], "kept": True},
+            cache={"table_row": np.asarray(slots, np.int32), "kept": True},
         )
+        self._views = numbers.data, draws["index"].data
         self.attach(batch)
         return batch

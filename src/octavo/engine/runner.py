@@ -106,7 +106,8 @@ class ModelRunner:
             self._forget(self._compactor, rows.others)
         drawn = self._draw(rows)
         results = _as_columns(rows, self._answer(tuple(rows))) if drawn is None else drawn
-        self._compact(rows.others, results[len(rows.slots) :])
+        if rows.others:
+            self._compact(rows.others, results[len(rows.slots) :])
         return StepResult(decision.step, results)
 
     def _forget(self, compactor: Compactor, rows: Sequence[ScheduledRow]) -> None:
@@ -141,17 +142,19 @@ class ModelRunner:
         """
         if self._arrays is None:
             return None
-        slots = [self._slot(row) for row in rows.others]
-        if self._residual or any(row.flags.prompt_logprobs >= 0 for row in rows.others):
+        slots: Sequence[Slot] = [self._slot(row) for row in rows.others] if rows.others else ()
+        if self._residual or (slots and any(row.flags.prompt_logprobs >= 0 for row in rows.others)):
             return None
         for index, deltas in rows.page_deltas.items():
             self._place(rows.slots[index], deltas)
-        self._follow(rows, slots)
-        draws = [slot.draws(row) for row, slot in zip(rows.others, slots, strict=True)]
-        if rows.others:
-            batch = self._mixed_batch(rows, draws)
-        else:
+        if slots or self._changing:
+            self._follow(rows, slots)
+        if not slots:
             batch = self._arrays.decodes(rows.slots, rows.token_ids, rows.starts, rows.output_indices, self.kv_pool)
+            ids = self._timed(self.model.draw, batch)
+            return None if min(ids) < 0 else DrawnRows(ids)
+        draws = [slot.draws(row) for row, slot in zip(rows.others, slots, strict=True)]
+        batch = self._mixed_batch(rows, draws)
         ids = self._timed(self.model.draw, batch)
         if min(ids, default=0) < 0:
             return None
