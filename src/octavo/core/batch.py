@@ -168,7 +168,7 @@ class Preemption:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ScheduleDecision:
     """One step: sinks (host memory to disk), swap-outs, swap-ins, page copies, writes, attention, in that order."""
 
@@ -283,7 +283,7 @@ class GangMove:
     ended: tuple[GangEnding, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepResult:
     """One ``RowResult`` for each row of the decision, in its order, and a move for each gang that has drawn."""
 

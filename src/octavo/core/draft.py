@@ -27,7 +27,7 @@ class Outcome(Enum):
     LATER = "later"  # those that decode wait for this step already
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Draft:
     """A step while it is being planned, and, once planned, the step in flight."""
 
@@ -35,14 +35,14 @@ class Draft:
     now: float
     only: Collection[BranchKey] | None = None  # schedule nothing else
     puts_off_bulk: bool = False
-    proposed: Mapping[BranchKey, DraftTree] = field(default_factory=dict)  # drafts of branches
     held: Collection[BranchKey] = ()  # who is not to run: what their grammar allows is not known yet
+    proposed: Mapping[BranchKey, DraftTree] = field(default_factory=dict)  # drafts of branches
     undo: UndoLog = field(default_factory=UndoLog)
     steady: list[Branch] = field(default_factory=list)  # whose rows are columns
     served: list[Branch] = field(default_factory=list)  # one for each of `others`
     others: list[ScheduledRow] = field(default_factory=list)
     rows: Sequence[ScheduledRow] = ()  # of `steady`, then `others`: once all are there
-    copies: list[PageCopy] = field(default_factory=list)
+    copies: tuple[PageCopy, ...] = ()
     swaps: Swaps = NO_SWAPS
     preemptions: list[Preemption] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)  # planned ahead: each row's index in the step in flight
@@ -62,7 +62,8 @@ class Draft:
     @property
     def decodes(self) -> tuple[list[str], list[int]]:
         """Requests and choices of `steady`, as the timeline takes them."""
-        return self.columns.request_ids, self.columns.choices
+        rows = self.columns
+        return rows.request_ids, rows.choices
 
     @property
     def num_other_tokens(self) -> int:
@@ -88,7 +89,7 @@ class Draft:
             model=model,
             step=self.step,
             rows=self.rows,
-            copies=tuple(self.copies),
+            copies=self.copies,
             swap_ins=self.swaps.ins,
             swap_outs=self.swaps.outs,
             freed_slots=freed_slots,

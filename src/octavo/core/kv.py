@@ -138,7 +138,7 @@ class KVCacheManager(CompactedTables):
 
     def free_pages(self) -> int:
         """Pages that `reserve` could get: free ones and those that eviction would free."""
-        return self.allocator.num_free + self.allocator.num_evictable
+        return self.allocator.num_obtainable
 
     def usage(self) -> KVUsage:
         """Page counts and prefix cache counters."""

@@ -25,11 +25,6 @@ __all__ = ["CompactedTables"]
 class CompactedTables(BranchTables):
     """Page tables of models with one KV group, in which `KVGroup.kept` tokens of a sequence stay."""
 
-    @property
-    def compacts(self) -> bool:
-        """True if only some tokens stay."""
-        return self.groups[0].kept > 0
-
     def is_due(self, num_tokens: int, num_prompt_tokens: int) -> bool:
         """True if something may have to be forgotten between that many tokens and the next one."""
         group = self.groups[0]

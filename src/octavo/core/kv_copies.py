@@ -55,6 +55,8 @@ class CopyPlan:
 
     def take(self) -> tuple[PageCopy, ...]:
         """The planned copies, once; their tickets stay open until the step takes them over."""
+        if not self._planned:
+            return ()
         copies = tuple(PageCopy(planned.source, target) for target, planned in self._planned.items())
         self._taken += [planned.ticket for planned in self._planned.values()]
         self._planned = {}

@@ -35,6 +35,7 @@ class PublishedTables:
         _check_shape(page_size, groups)
         self.page_size = page_size
         self.groups = tuple(groups)
+        self.compacts = self.groups[0].kept > 0  # only some tokens stay
         self._has_windows = any(group.window for group in self.groups)
         self.allocator = PageAllocator(num_pages, on_free=on_free)
         self.prefix = RadixCache(page_size, len(self.groups), allocator=self.allocator, groups=self.groups)

@@ -136,6 +136,16 @@ class PageAllocator:
         """Cached pages that no open ticket names: they become free as soon as the tree lets go."""
         return self._evictable
 
+    @property
+    def num_obtainable(self) -> int:
+        """Free pages, and those that become free as soon as the tree lets go."""
+        return len(self._free) + self._evictable
+
+    @property
+    def num_referenced(self) -> int:
+        """Pages that a branch or a lease owns."""
+        return self._count[_REFERENCED]
+
     def take(self, num_pages: int, owner: Owner) -> list[int]:
         """Take the `num_pages` lowest free pages for `owner`. Raises `OutOfPages`, leaving nothing changed."""
         if num_pages > len(self._free):

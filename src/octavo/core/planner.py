@@ -65,20 +65,25 @@ class Planner:
         if self.gap is not None and (rest or self.roster.waiting):
             draft.allowance = self.gap.open_for(columns, rest)
         spendable = budget - len(draft.steady)
-        if rest:
-            self._serve_all(rest, draft, spendable)
-        served = len(draft.others)
-        self._admit(draft, spendable - draft.num_other_tokens)
-        if draft.turn is not None and len(draft.others) == served:
-            draft.turn = None  # nobody came for whom others were kept out
-            self._serve_all(rest, draft, spendable - draft.num_other_tokens)
+        if rest or self.roster.waiting:
+            self._fill_others(rest, draft, spendable)
         if draft.proposed:
             left, chunk = spendable - draft.num_other_tokens, self.config.max_prefill_chunk
             add_drafts(draft, left, chunk, self._reserve, self.roster.until_due)
-        draft.copies = list(self.kv.take_copies())
+        draft.copies = self.kv.take_copies()
         draft.rows = tuple(draft.others)
         if columns is not None:
             columns.others, draft.rows = draft.rows, columns
+
+    def _fill_others(self, rest: Sequence[Branch], draft: Draft, budget: int) -> None:
+        """Those that run and are not steady, then those that wait."""
+        if rest:
+            self._serve_all(rest, draft, budget)
+        served = len(draft.others)
+        self._admit(draft, budget - draft.num_other_tokens)
+        if draft.turn is not None and len(draft.others) == served:
+            draft.turn = None  # nobody came for whom others were kept out
+            self._serve_all(rest, draft, budget - draft.num_other_tokens)
 
     # -- way for those that have had less than their share
 

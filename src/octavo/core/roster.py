@@ -61,7 +61,7 @@ class Roster:
 
     def puts_off_bulk(self, step: int) -> bool:
         """Whether a step is for others than bulk requests alone."""
-        return is_put_off(self.num_bulk, len(self.requests), step)
+        return self.num_bulk > 0 and is_put_off(self.num_bulk, len(self.requests), step)
 
     def bounded(self, branch: Branch, tokens: int) -> int:
         """``tokens`` of a prompt, or what a bulk request may have of them in one step."""

@@ -24,6 +24,7 @@ from octavo.core.facts import facts_of
 from octavo.core.forecast import SURE, prefill_rate, prefill_seconds
 from octavo.core.gap import GapControl
 from octavo.core.kv import KVCacheManager
+from octavo.core.kv_swaps import NO_SWAPS
 from octavo.core.params import MAX_COUNT, check_int
 from octavo.core.planner import Planner
 from octavo.core.policies import make_policy
@@ -254,7 +255,8 @@ class ContinuousBatchScheduler:
         if self._in_flight is not None:
             raise InvalidInput("plan", f"step {self._in_flight.step} in flight", "commit it or roll it back first")
         self._apply_inbox(now)
-        self._roster.expire(now)
+        if self._roster.is_somebody_late(now):
+            self._roster.expire(now)
         draft = self._fill_draft(now, budget)
         decision = self._decide(draft, budget_tokens)
         if decision.rows:
@@ -340,20 +342,22 @@ class ContinuousBatchScheduler:
         held, self._held = self._held, ()
         while True:
             self.steps += 1
-            draft = Draft(self.steps, now, self._isolation.next_group(), self._roster.puts_off_bulk(self.steps))
-            draft.proposed, self._proposed = self._proposed, {}
-            draft.held = held
+            draft = Draft(self.steps, now, self._isolation.next_group(), self._roster.puts_off_bulk(self.steps), held)
+            if self._proposed:
+                draft.proposed, self._proposed = self._proposed, {}
             self._planner.fill(draft, budget)
             if draft.rows or not self._isolation.is_active:
                 return draft
             self._isolation.clear_group()  # cancelled in between, or without pages for now
 
     def _decide(self, draft: Draft, budget: int | None) -> ScheduleDecision:
+        roster = self._roster
         if draft.rows:
             draft.swaps = self.kv.take_swaps(draft.undo)
-        freed = self._roster.take_freed_slots(draft.undo) if draft.rows else ()
-        decision = draft.decision(self.model, self.num_waiting, self.num_running, freed)
-        draft.tell_moves(self.timeline)
+        freed = roster.take_freed_slots(draft.undo) if draft.rows and roster.freed_slots else ()
+        decision = draft.decision(self.model, len(roster.waiting), len(roster.running), freed)
+        if draft.copies or draft.swaps is not NO_SWAPS:
+            draft.tell_moves(self.timeline)
         draft.tell(self.timeline, decision, self.kv.free_pages(), budget)
         return decision
 

@@ -66,16 +66,12 @@ class SteadyDecodes:
         last, like, self._last, self._last_rows = self._last, self._last_rows, [], None
         if not steady:
             return None
+        starts = self._page_starts(steady)
+        deltas = self._take_all(steady, starts, draft) if starts else {}
+        if deltas is None:
+            return None
         before = [branch.last_step for branch in steady]
-        mark, deltas = draft.undo.mark(), {}
         draft.undo.push(lambda: _restore_steps(steady, before))
-        for index in self._page_starts(steady):
-            found = self.take_pages(steady[index], 1, draft)
-            if found is None:
-                draft.undo.rollback_to(mark)
-                return None
-            if found:
-                deltas[index] = found
         if self.roster.waiting:
             for branch in steady:
                 self.roster.computing(branch, draft.undo)
@@ -85,6 +81,20 @@ class SteadyDecodes:
         rows = decode_rows(steady, deltas, like if steady == last else None)
         self._last, self._last_rows = steady, rows
         return rows
+
+    def _take_all(
+        self, steady: Sequence[Branch], starts: Sequence[int], draft: Draft
+    ) -> dict[int, tuple[PageTableDelta, ...]] | None:
+        """`take_pages` for the next token of those at these indices, by index; or None, leaving nothing changed."""
+        mark, deltas = draft.undo.mark(), {}
+        for index in starts:
+            found = self.take_pages(steady[index], 1, draft)
+            if found is None:
+                draft.undo.rollback_to(mark)
+                return None
+            if found:
+                deltas[index] = found
+        return deltas
 
     def _page_starts(self, steady: Sequence[Branch], ahead: int = 0) -> list[int]:
         """Those whose token begins a page, writes to a shared one, or whose page table the runner does not know."""

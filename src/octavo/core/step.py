@@ -46,6 +46,8 @@ class Committer:
         done = 0
         if isinstance(result.rows, DrawnRows) and isinstance(draft.rows, StepRows):
             done = self._apply_drawn(draft.steady, draft.rows, result.rows.ids, now)
+        if done == len(draft.rows):
+            return
         for branch, row, outcome in zip(draft.branches[done:], draft.rows[done:], result.rows[done:], strict=True):
             if branch.is_live and branch.slot == row.slot:
                 error = outcome.error or self._fault(branch, row, outcome)
@@ -68,11 +70,16 @@ class Committer:
             make_move(self.kv, self.roster, request, move, now)
 
     def _record(self, step: int, rows: Sequence[RowResult], now: float) -> None:
-        drawn = len(rows.ids) if isinstance(rows, DrawnRows) else 0
-        values = {"tokens": _tokens_of(rows), "drawn": drawn, "errors": _errors_of(rows)}
-        more = rest_of(enumerate(rows.others if isinstance(rows, DrawnRows) else rows, drawn))
-        values |= {"more": more} if more else {}
-        self.roster.timeline.record("tokens", now, step=step, **values)
+        """Tell the token of each row, None where there is none; the errors of those that failed alone; all else."""
+        drawn, others = (rows.ids, rows.others) if isinstance(rows, DrawnRows) else ([], rows)
+        tokens: Sequence[int | None] = drawn
+        errors, more = None, {}
+        if others:
+            tokens = [*drawn, *(row.token_ids[0] if row.token_ids else None for row in others)]
+            errors = [(at, row.error) for at, row in enumerate(others, len(drawn)) if row.error is not None] or None
+            found = rest_of(enumerate(others, len(drawn)))
+            more = {"more": found} if found else {}
+        self.roster.timeline.record("tokens", now, step=step, tokens=tokens, drawn=len(drawn), errors=errors, **more)
 
     def _apply_drawn(self, steady: Sequence[Branch], rows: StepRows, ids: Sequence[int], now: float) -> int:
         """``_apply_row`` for all plain decodes at once, if their tokens are in order; the number of rows applied.
@@ -173,19 +180,6 @@ def find_ending(branch: Branch) -> tuple[FinishReason, int | str | None] | None:
     if branch.num_tokens >= branch.request.token_limit:
         return FinishReason.LENGTH, None
     return None
-
-
-def _tokens_of(rows: Sequence[RowResult]) -> list[int | None]:
-    """The token of each row; None where there is none."""
-    drawn, others = (rows.ids, rows.others) if isinstance(rows, DrawnRows) else ([], rows)
-    return [*drawn, *(row.token_ids[0] if row.token_ids else None for row in others)]
-
-
-def _errors_of(rows: Sequence[RowResult]) -> list[tuple[int, str]] | None:
-    """(row, error) of the rows that failed alone, if there are any."""
-    others = rows.others if isinstance(rows, DrawnRows) else rows
-    first = len(rows) - len(others)
-    return [(first + i, row.error) for i, row in enumerate(others) if row.error is not None] or None
 
 
 def fail_request(roster: Roster, branch: Branch, error: str, now: float) -> None:

@@ -15,6 +15,8 @@ __all__ = ["with_moves"]
 def with_moves(decision: ScheduleDecision, result: StepResult, find: Callable[[str], Request | None]) -> StepResult:
     """The result with a move for each request with beams that has drawn. ``find`` knows the live requests."""
     rows = decision.rows.others if isinstance(decision.rows, StepRows) else decision.rows
+    if not rows:
+        return result
     first = len(result.rows) - len(rows)
     drawn: dict[str, dict[int, TokenLogprobs]] = {}
     failed: set[str] = set()
