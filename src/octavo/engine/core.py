@@ -185,7 +185,7 @@ class EngineCore:
             raise
         else:
             executed = clock()
-            pages = self.kv.allocator.counts().referenced
+            pages = self.kv.allocator.num_referenced
             events = self.scheduler.commit(result, now)
             ended = clock()
             taken = ended - (self._cycle_started or started)
@@ -217,7 +217,7 @@ class EngineCore:
         if running is not None:
             return running
         scheduler = self.scheduler
-        if self.speculator is None and self.forcing is None:
+        if self.speculator is None and (self.forcing is None or not self.forcing.has_any):
             return scheduler.plan(now)
         begun = self.clock()
         drafts, forced = (
@@ -291,10 +291,15 @@ class EngineCore:
         """Tell the timeline what a step took, if it had anything to run. A failed one's time is its commit's."""
         if decision.rows:
             started, planned, executed, ended = times
-            spent = {"plan": planned - started, "prepare": executed - planned - model, "model": model}
-            spent["commit"] = ended - executed
-            readings = {name: max(0, round(1e6 * seconds)) for name, seconds in spent.items()}
-            self.scheduler.timeline.record("measured", ended, step=decision.step, **readings)
+            self.scheduler.timeline.record(
+                "measured",
+                ended,
+                step=decision.step,
+                plan=_micros(planned - started),
+                prepare=_micros(executed - planned - model),
+                model=_micros(model),
+                commit=_micros(ended - executed),
+            )
 
     def _tell_of_tiers(self, tiers: Tiers, now: float) -> None:
         """Tell the scheduler what moves took and what was lost; now and then, have the index of the disk written."""
@@ -322,7 +327,7 @@ class EngineCore:
         ended = self.clock()
         self.metrics.spent("deliver", ended - begun)
         if not self.idle:
-            self.scheduler.timeline.record("delivered", ended, spent=max(0, round(1e6 * (ended - begun))))
+            self.scheduler.timeline.record("delivered", ended, spent=_micros(ended - begun))
 
     def close(self) -> None:
         """No step follows: end the recording and the thread, if there are any. Idempotent."""
@@ -350,3 +355,7 @@ class EngineCore:
         request = Request.restore(saved)
         self.submit(request, now)
         return request
+
+
+def _micros(seconds: float) -> int:
+    return max(0, round(1e6 * seconds))

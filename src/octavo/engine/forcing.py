@@ -41,6 +41,11 @@ class Forcing:
         self.num_forced = 0  # tokens that were asked for with the one before them
 
     @property
+    def has_any(self) -> bool:
+        """True if somebody follows a grammar, or did in the last step."""
+        return bool(self._asked) or self.is_needed
+
+    @property
     def held(self) -> list[BranchKey]:
         """Those whose masks are being made."""
         return [key for key, job in self._jobs.items() if not job.is_done]

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from octavo.core.batch import ScheduleDecision, StepRows
+from octavo.core.batch import ScheduleDecision, ScheduledRow, StepRows
 from octavo.core.events import EventKind, StepEvents, TokenEvent
 from octavo.engine.gaps import GapMeter
 from octavo.engine.histogram import SEQUENCES, TOKENS, Histogram
@@ -64,7 +64,7 @@ class RequestTimes:
         return (self.last_token - self.first_token) * self.num_choices / gaps
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every step
 class StepRecord:
     """One step of the timeline."""
 
@@ -140,35 +140,36 @@ class Metrics:
         if not decision.rows:
             self.saw(events, ended)
             return
-        active, lengths = _rows_of(decision)
+        active, lengths = _rows_of(decision.rows)
         if self.steps and self.steps[-1].active == active:
             active = self.steps[-1].active  # thousands of equal ones would be kept
+        tokens = decision.num_scheduled_tokens
         self._sampling = sampling
-        self._charge(decision, active, started, ended)
+        self._charge(decision.rows, active, tokens, started, ended)
         produced = self.saw(events, ended)
         wasted = num_groups * sum([-length % self.page_size for length in lengths])
         self.num_steps += 1
-        self.scheduled_tokens += decision.num_scheduled_tokens
-        self.preemptions += len(decision.preemptions)
-        self.swapped += sum(lost.kind == "swap" for lost in decision.preemptions)
+        self.scheduled_tokens += tokens
+        if decision.preemptions:
+            self.preemptions += len(decision.preemptions)
+            self.swapped += sum(lost.kind == "swap" for lost in decision.preemptions)
         self.peak_pages = max(self.peak_pages, pages)
         self._page_slots += wasted + num_groups * sum(lengths)
         self._wasted_slots += wasted
-        self.steps.append(
-            StepRecord(decision.step, started, ended, active, decision.num_scheduled_tokens, produced, pages, wasted)
-        )
+        self.steps.append(StepRecord(decision.step, started, ended, active, tokens, produced, pages, wasted))
 
-    def _charge(self, decision: ScheduleDecision, active: tuple[str, ...], started: float, ended: float) -> None:
+    def _charge(
+        self, rows: Sequence[ScheduledRow], active: tuple[str, ...], tokens: int, started: float, ended: float
+    ) -> None:
         """Who was computed for, and at what cost."""
-        self.step_tokens.add(decision.num_scheduled_tokens)
+        self.step_tokens.add(tokens)
         self.step_sequences.add(len(active))
-        rows = decision.rows
         others = rows.others if isinstance(rows, StepRows) else rows
         for row in others:
             times = self.requests.get(row.request_id)
             if times is not None and times.admitted is None:
                 times.admitted = started
-        plain = decision.num_scheduled_tokens == len(active)
+        plain = tokens == len(active)
         counts = None if plain else [1] * (len(active) - len(others)) + [len(row.token_ids) for row in others]
         self.costs.step(active, counts, ended - started)
 
@@ -242,16 +243,17 @@ class Metrics:
 
     def timeline(self) -> list[Mapping[str, Any]]:
         """The kept steps as plain values, oldest first."""
-        return [dict(vars(step)) for step in self.steps]
+        return [asdict(step) for step in self.steps]
 
 
-def _rows_of(decision: ScheduleDecision) -> tuple[tuple[str, ...], list[int]]:
+def _rows_of(rows: Sequence[ScheduledRow]) -> tuple[tuple[str, ...], list[int]]:
     """The request of each row, and how many of its sequence's tokens have K/V after the step."""
-    rows = decision.rows
-    columns, others = (rows, rows.others) if isinstance(rows, StepRows) else (None, rows)
-    active, lengths = [row.request_id for row in others], [row.start + len(row.token_ids) for row in others]
-    if columns is not None:
-        active, lengths = columns.request_ids + active, [start + 1 for start in columns.starts] + lengths
+    active, lengths, others = [], [], rows
+    if isinstance(rows, StepRows):
+        active, lengths, others = rows.request_ids, [start + 1 for start in rows.starts], rows.others
+    if others:
+        active = active + [row.request_id for row in others]
+        lengths += [row.start + len(row.token_ids) for row in others]
     return tuple(active), lengths
 
 
