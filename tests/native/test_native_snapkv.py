@@ -120,8 +120,8 @@ def test_a_request_is_what_it_is_alone(kv_dtype: str, policy: Voting) -> None:
     made.config = forgetful(made.config, policy)
     parts = {threads: made.parts(made.load("bf16", "", threads), kv_dtype) for threads in (1, 2)}
     stage = Stage(SCRIPT, parts, Counter(), [size for size in PAGE_SIZES if policy.block % size == 0])
-    for seed in range(6 if not policy.every else 4):
-        stage.play(random.Random(f"{kv_dtype} {seed}"), 1 + seed % 2, few=12)
+    for seed in range(6 if not policy.every else 4):  # not of a few requests: a machine's may all be too short
+        stage.play(random.Random(f"{kv_dtype} {seed}"), 1 + seed % 2)
     assert all(stage.seen[what] for what in ("kicked", "chunks", "mixed", "compactions")), stage.seen
     assert not stage.seen["hits"]
 
