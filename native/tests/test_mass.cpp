@@ -53,6 +53,53 @@ void test_mass(const char* isa, int32_t kv_type) {
   }
 }
 
+// Of a layer whose queries and keys can be read, the sums in double precision. Scores may all lie far below zero, or rise by
+// hundreds from one block of keys to the next.
+void test_sums(const char* isa, int32_t kv_type, float scale, float soft_cap) {
+  Model model(isa, 2, octavo::FMT_FP32, kv_type, 32, 0);
+  for (octavo_op& op : model.records.ops)
+    if (op.code == OCTAVO_ATTENTION && op.i[1] == 1) op.f[0] = scale, op.f[1] = soft_cap;
+  octavo_program_spec spec = model.records.spec();
+  model.program.reset(octavo_program_open(model.engine.get(), model.kv.get(), &spec));
+  if (!CHECK(model.program != nullptr)) return;
+  std::vector<float> mass(2 * kKVHeads * kLength, -1);
+  Step step = step_of(model, 0, kLength, false);
+  octavo_step record = step.record();
+  record.scores = mass.data();
+  if (!CHECK(octavo_run(model.program.get(), &record) == 0)) return;
+  int64_t stride = 0;
+  const float* queries = octavo_values(model.program.get(), Q, &stride);
+  std::vector<float> keys(kLength * kKVHeads * kDim), value(kKVHeads * kDim);
+  for (int32_t j = 0; j < kLength; j++) {
+    const int64_t slot = int64_t{step.table[size_t(step.width + j / 32)]} * 32 + j % 32;
+    CHECK(octavo_kv_read(model.kv.get(), 0, slot, &keys[size_t(j * kKVHeads * kDim)], value.data()) == 0);
+  }
+  std::vector<double> expected(kKVHeads * kLength, 0);
+  bool below = false, rises = false;
+  for (int32_t row = 0; row < kLength; row++) {
+    for (int32_t head = 0; head < kHeads; head++) {
+      const int32_t of = head * kKVHeads / kHeads;
+      std::vector<double> scores;
+      for (int32_t j = 0; j <= row; j++) {
+        double sum = 0;
+        for (int32_t d = 0; d < kDim; d++) sum += double(queries[row * stride + head * kDim + d]) * keys[size_t((j * kKVHeads + of) * kDim + d)];
+        scores.push_back(soft_cap > 0 ? soft_cap * tanh(scale * sum / soft_cap) : scale * sum);
+      }
+      const double top = *std::max_element(scores.begin(), scores.end());
+      below = below || top < -200;
+      rises = rises || (row >= 64 && top > 200 + *std::max_element(scores.begin(), scores.begin() + 64));
+      double all = 0;
+      for (const double score : scores) all += exp(score - top);
+      for (int32_t j = 0; j <= row; j++) expected[size_t(of * kLength + j)] += exp(scores[size_t(j)] - top) / all;
+    }
+  }
+  CHECK(scale < 10 || (below && rises));
+  bool near = true;
+  for (size_t i = 0; i < expected.size(); i++)
+    near = near && fabs(mass[kKVHeads * kLength + i] - expected[i]) <= (scale < 10 ? 2e-5 : 2e-3) * (1 + expected[i]);
+  if (!CHECK(near)) printf("  %s kv %d scale %g soft cap %g\n", isa, kv_type, double(scale), double(soft_cap));
+}
+
 // Rope is relative: all turned further by as much is the same text, up to rounding.
 void test_shifts(const char* isa) {
   std::vector<float> plain, moved;
@@ -137,7 +184,11 @@ void test_keep(int32_t kv_type) {
 
 int main(int argc, char** argv) {
   for (const octavo::Kernels* k : tables(argc > 1 ? argv[1] : nullptr)) {
-    for (int32_t type = 0; type < octavo::KV_COUNT; type++) test_mass(k->name, type);
+    for (int32_t type = 0; type < octavo::KV_COUNT; type++) {
+      test_mass(k->name, type);
+      test_sums(k->name, type, 0.25f, type == octavo::KV_FP32 ? 0.0f : 2.0f);
+      test_sums(k->name, type, 100, 0);
+    }
     test_shifts(k->name);
   }
   for (int32_t type = 0; type < octavo::KV_COUNT; type++) test_keep(type);

@@ -39,12 +39,16 @@ def masses(backend: Any, model: Any, weights: Any, ids: list[int], window: int, 
     return np.stack([np.asarray(batch.mass[layer]) for layer in sorted(batch.mass)]), first, again
 
 
+@pytest.mark.parametrize("name", [NAME, "three heads a group"])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", LOSS)
-def test_what_numpy_says_of_it_whatever_the_threads_and_pages(isa: str, kv_dtype: str) -> None:
-    ops, plain = create_backend("numpy"), build_model(ModelConfig.from_dict(CASES[NAME]))
-    handles = {name: ops.weight(name, plain.prepare(name, values)) for name, values in weights_of(NAME).items()}
-    loaded = {threads: compiled(NAME, "fp32", kv_dtype, isa, threads) for threads in (1, 3)}
+def test_what_numpy_says_of_it_whatever_the_threads_and_pages(
+    isa: str, kv_dtype: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CASES, "three heads a group", {**CASES[NAME], "num_attention_heads": 6})
+    ops, plain = create_backend("numpy"), build_model(ModelConfig.from_dict(CASES[name]))
+    handles = {each: ops.weight(each, plain.prepare(each, values)) for each, values in weights_of(name).items()}
+    loaded = {threads: compiled(name, "fp32", kv_dtype, isa, threads) for threads in (1, 3)}
     for length, window in ((5, 1), (131, 40), (64, 64)):
         ids = prompt(f"{length}", length)
         expected, *_ = masses(ops, plain, handles, ids, window, 16)
