@@ -4,7 +4,8 @@
 
 namespace check {
 
-constexpr int32_t kMany = 64;  // sequences of a step: threads own rows then
+constexpr int32_t kMany = 64;   // sequences of a step: threads own rows then
+constexpr int32_t kMost = 600;  // tokens of a step: more than one thread's operands at a time
 
 struct AdaptersCloser {
   void operator()(octavo_adapters* adapters) const { octavo_adapters_close(adapters); }
@@ -24,7 +25,7 @@ struct Adapted {
       : model(isa, threads, format, kv_type, size), records(model.records), places(count), rank(most), half(bf16) {
     records.ops.clear();
     for (const octavo_op& op : model.records.ops) add(op);
-    records.limits.max_sequences = kMany;
+    records.limits.max_sequences = kMany, records.limits.max_tokens = records.limits.max_logit_rows = kMost;
     records.limits.num_ops = int32_t(records.ops.size()), records.limits.num_buffers = int32_t(records.buffers.size());
     adapters.reset(octavo_adapters_open(places, rank, targets.data(), int32_t(targets.size()), half));
     program = open();

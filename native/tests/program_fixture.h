@@ -177,7 +177,7 @@ struct Step {
     s.size = int32_t(sizeof s), s.tokens = int32_t(ids.size()), s.sequences = int32_t(table_row.size()), s.logit_rows = int32_t(rows.size());
     s.samples = int32_t(sampling.size()), s.table_width = width, s.table_rows = table_rows;
     s.token_ids = ids.data(), s.positions = positions.data(), s.starts = starts.data(), s.table_row = table_row.data();
-    s.page_table = table.data(), s.no_write = no_write.data(), s.rows = rows.data(), s.sampling = sampling.data(), s.sampled = sampled.data();
+    s.page_table = table.data(), s.no_write = no_write.empty() ? nullptr : no_write.data(), s.rows = rows.data(), s.sampling = sampling.data(), s.sampled = sampled.data();
     s.hidden = hidden.empty() ? nullptr : hidden.data();
     s.parent_rows = parents.empty() ? nullptr : parents.data();
     s.adapters = places.empty() ? nullptr : places.data();
