@@ -36,16 +36,18 @@ struct Factor {  // [lines, width] as the kernels want it: lines one after the o
   }
 };
 
-struct Rows {  // of a larger array, in any order; sorted and one after the other half of the time
+struct Rows {  // of a larger array, in any order; sorted and one after the other half of the time. Behind a row nothing is a number
   std::vector<float> all;
   std::vector<float*> at;
   std::vector<int64_t> which;
-  Rows(Random& random, int64_t rows, int64_t length) : all(size_t((rows * 3 + 1) * length)) {
+  Rows(Random& random, int64_t rows, int64_t length, int64_t behind = 0) : all(size_t((rows * 3 + 1) * (length + behind))) {
     random.fill(all);
+    for (size_t i = 0; i < all.size(); i++)
+      if (int64_t(i) % (length + behind) >= length) all[i] = NAN;
     const int64_t first = random.below(rows), apart = random.between(0, 1);
     for (int64_t m = 0; m < rows; m++) which.push_back(apart ? m * 3 + random.below(3) : first + m);
     if (random.below(2)) std::swap(which.front(), which.back());
-    for (const int64_t row : which) at.push_back(&all[size_t(row * length)]);
+    for (const int64_t row : which) at.push_back(&all[size_t(row * (length + behind))]);
   }
 };
 
@@ -62,7 +64,7 @@ Case drawn(Random& random) {
 void test_shrink(const Kernels* k, Random& random, const Case& c) {
   const int64_t wide = (c.rank + 15) / 16 * 16;
   const Factor a(random, c.k, (c.k + 31) / 32 * 32, wide, c.half);
-  const Rows x(random, c.rows, c.k);
+  const Rows x(random, c.rows, c.k, 32);
   const bool tiles = c.half && !strcmp(k->name, "amx");
   Buffer u(c.rows * wide * 4), alone(wide * 4);
   k->lora_shrink((float*)u.p, wide, x.at.data(), c.rows, c.k, a.packed.p, wide, c.half, nullptr, 0);
