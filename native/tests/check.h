@@ -65,17 +65,19 @@ OCTAVO_DECLARE(avx512_vnni_bf16) OCTAVO_DECLARE(amx) OCTAVO_DECLARE(neon) OCTAVO
 namespace check {
 
 #if defined(__x86_64__)
-inline bool tiles_permitted() {
-#if defined(__linux__)
-  return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ask for the tile data registers
-#else
-  return false;
-#endif
-}
 inline bool has_bit(unsigned leaf, unsigned sub, int word, int bit) {
   unsigned r[4];
   asm volatile("cpuid" : "=a"(r[0]), "=b"(r[1]), "=c"(r[2]), "=d"(r[3]) : "a"(leaf), "c"(sub));
   return r[word] >> bit & 1;
+}
+inline bool has_tiles() {
+#if defined(OCTAVO_EMULATED_TILES)
+  return true;
+#elif defined(__linux__)
+  return has_bit(7, 0, 3, 24) && has_bit(7, 0, 3, 25) && has_bit(7, 0, 3, 22) && syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // asks for the tile data registers
+#else
+  return false;
+#endif
 }
 #endif
 
@@ -103,7 +105,7 @@ inline std::vector<const octavo::Kernels*> tables(const char* only = nullptr) {
   add(octavo::octavo_kernels_avx2_vnni, avx2 && has_bit(7, 1, 0, 4));
   add(octavo::octavo_kernels_avx512, avx512);
   add(octavo::octavo_kernels_avx512_vnni_bf16, dots);
-  add(octavo::octavo_kernels_amx, dots && has_bit(7, 0, 3, 24) && has_bit(7, 0, 3, 25) && has_bit(7, 0, 3, 22) && tiles_permitted());
+  add(octavo::octavo_kernels_amx, dots && has_tiles());
 #elif defined(__aarch64__)
   add(octavo::octavo_kernels_neon, true);
   add(octavo::octavo_kernels_neon_dotprod, true);
