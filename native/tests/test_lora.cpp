@@ -83,6 +83,14 @@ void test_shrink(const Kernels* k, Random& random, const Case& c) {
   }
   CHECK(close_to);
   CHECK(same);
+  if (!k->lora_takes_operands || !c.half) return;
+  const int64_t apart = (c.k + 31) / 32 * 64 + 64;  // the same rows as operands
+  Buffer ready(c.rows * apart), again(c.rows * wide * 4);
+  memset(ready.p, 0, size_t(ready.n));
+  for (int64_t m = 0; m < c.rows; m++)
+    for (int64_t i = 0; i < c.k; i++) ((uint16_t*)(ready.p + m * apart))[i] = bf16_of(x.at[size_t(m)][i]);
+  k->lora_shrink((float*)again.p, wide, x.at.data(), c.rows, c.k, a.packed.p, wide, c.half, ready.p, apart);
+  CHECK(again.intact() && !memcmp(again.p, u.p, size_t(u.n)));
 }
 
 // Blocks of outputs lie 16 apart, or 32 where a pair's other half lies between them, which stays as it was.
