@@ -25,9 +25,13 @@ ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 def to_hf(source: Path, folder: Path) -> None:
     """A GGUF file as bf16 safetensors, configuration and tokenizer."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from tokenizers.decoders import ByteLevel
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    # what goes by the architecture alone makes a Code Llama tokenizer of it, to which " hello" is four tokens
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.backend_tokenizer.decoder = ByteLevel()
+    tokenizer.backend_tokenizer.model.byte_fallback = False
     options: dict[str, Any] = {"gguf_file": source.name, "dtype": torch.bfloat16}
     try:
         from transformers import GgufConfig
