@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.backends import native_lib as lib
 
-__all__ = ["DOTS", "Limits", "State", "measure_limits", "measure_state"]
+__all__ = ["DOTS", "Limits", "State", "measure_dots", "measure_limits", "measure_state"]
 
 DOTS = ("int8", "bf16", "fp32")  # as numbered in octavo_native.h
 READ_BYTES = 256 << 20  # beyond the caches of the machines in mind
@@ -55,10 +55,15 @@ def measure_limits(engine: Any) -> Limits:
     dots: dict[int, dict[str, float]] = {}
     for threads in sorted({1, engine.threads}):
         reads[threads] = _checked(found.octavo_measure_read(engine.handle, threads, READ_BYTES, 5)) / 1e9
-        kinds = range(len(DOTS))
-        rates = (found.octavo_measure_dots(engine.handle, threads, kind, DOT_REPEATS, DOT_ROUNDS) for kind in kinds)
-        dots[threads] = {name: _checked(rate) / 1e9 for name, rate in zip(DOTS, rates, strict=True)}
+        dots[threads] = measure_dots(engine, threads)
     return Limits(reads, dots)
+
+
+def measure_dots(engine: Any, threads: int) -> dict[str, float]:
+    """Dot rates on so many threads, in Gop/s by kind."""
+    call, kinds = lib.library().octavo_measure_dots, range(len(DOTS))
+    rates = (_checked(call(engine.handle, threads, kind, DOT_REPEATS, DOT_ROUNDS)) for kind in kinds)
+    return {name: rate / 1e9 for name, rate in zip(DOTS, rates, strict=True)}
 
 
 def _checked(value: float) -> float:
