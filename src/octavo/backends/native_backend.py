@@ -32,7 +32,7 @@ from octavo.backends.native_rows import LogitRows, RowRecords
 from octavo.backends.native_sampling import Drawn, SamplingOps
 from octavo.backends.native_smooth import smooth
 from octavo.backends.native_steps import StepArrays
-from octavo.backends.numpy_eviction import added, kept_of
+from octavo.backends.numpy_eviction import compact
 from octavo.backends.numpy_pooling import normed, pool
 from octavo.backends.ops import ForwardBatch, PoolSpan, SamplingRow
 from octavo.core.errors import InvalidInput
@@ -240,12 +240,7 @@ class NativeBackend(SamplingOps):
         """What stays of the tokens in pages sources to pages targets, chosen for each layer and head by its mass, and
         carried; that of those that stay.
         """
-        scores = added(mass, carried)
-        if targets:
-            kept = kept_of(scores, policy)
-            kv.keep(sources, targets, kept)
-            scores = np.take_along_axis(scores, kept, axis=2)
-        return dict(zip(sorted(mass), scores, strict=True))
+        return compact(kv.keep, sources, targets, mass, policy, carried)
 
     def swap_out(self, kv: NativeKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""

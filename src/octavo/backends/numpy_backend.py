@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from octavo.backends import numpy_attention, numpy_sampling
 from octavo.backends.host_pages import HostPages, swap_in, swap_out
-from octavo.backends.numpy_eviction import added, kept_of
+from octavo.backends.numpy_eviction import compact
 from octavo.backends.numpy_pages import NumpyKVPool
 from octavo.backends.numpy_pooling import pool
 from octavo.backends.numpy_quantized import NumpyQuantized
@@ -257,12 +257,7 @@ class NumpyBackend:
         """What stays of the tokens in pages sources to pages targets, chosen for each layer and head by its mass, and
         carried; that of those that stay.
         """
-        scores = added(mass, carried)
-        if targets:
-            kept = kept_of(scores, policy)
-            kv.keep(sources, targets, kept)
-            scores = np.take_along_axis(scores, kept, axis=2)
-        return dict(zip(sorted(mass), scores, strict=True))
+        return compact(kv.keep, sources, targets, mass, policy, carried)
 
     def swap_out(self, kv: NumpyKVPool, host: HostPages, pairs: Sequence[tuple[int, int]]) -> None:
         """Page source into host page target, for each pair."""

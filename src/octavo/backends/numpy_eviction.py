@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,29 @@ from numpy.typing import NDArray
 
 from octavo.core.kv_eviction import Voting
 
-__all__ = ["added", "kept_of"]
+__all__ = ["compact", "kept_of"]
 
 Floats = NDArray[np.float32]
 
 
-def added(mass: Mapping[int, Any], carried: Mapping[int, Any] | None = None) -> Floats:
+def compact(
+    keep: Callable[[Sequence[int], Sequence[int], NDArray[np.int64]], None],
+    sources: Sequence[int],
+    targets: Sequence[int],
+    mass: Mapping[int, Floats],
+    policy: Voting,
+    carried: Mapping[int, Floats] | None,
+) -> dict[int, Floats]:
+    """`Backend.compact`, over a pool's ``keep``, which moves the places of [layers, kv heads, kept] between pages."""
+    scores = _added(mass, carried)
+    if targets:
+        kept = kept_of(scores, policy)
+        keep(sources, targets, kept)
+        scores = np.take_along_axis(scores, kept, axis=2)
+    return dict(zip(sorted(mass), scores, strict=True))
+
+
+def _added(mass: Mapping[int, Any], carried: Mapping[int, Any] | None = None) -> Floats:
     """[layers, kv heads, tokens], of the first ones with what they had. Both: by layer, [kv heads, tokens]."""
     scores: Floats = np.stack([np.asarray(mass[layer], np.float32) for layer in sorted(mass)])
     if carried:
