@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = [
     *("DISTURBED", "FULL_ROWS", "MISSING", "ROWS", "STREAM", "TILE_ROWS", "Row", "Sample", "Value"),
-    *("rows_of_state", "ratio", "shape_rows", "share", "speed", "state_of", "verdict"),
+    *("rows_of_state", "ratio", "shape_rows", "share", "speed", "state_of", "state_over", "verdict"),
 ]
 
 MISSING = "peer not measured here"
@@ -137,6 +137,11 @@ def rows_of_state(rows: Sequence[Row], state: str) -> tuple[Row, ...]:
     """Without the bars of another state than the run's; all of them where it is neither near nor far."""
     others = {name for name in _SHARES if name != state} if state in _SHARES else set()
     return tuple(row for row in rows if not others.intersection(row.key.split()))
+
+
+def state_over(before: str, after: str) -> str:
+    """Of a sample: what it was before, if it still is so; else nobody knows which part of the sample was in which."""
+    return before if before == after else DISTURBED
 
 
 def state_of(samples: Iterable[Sample]) -> str:

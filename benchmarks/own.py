@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bars import Sample, Value, share, state_of
+from bars import Sample, Value, share, state_of, state_over
 from contest import Duel, Run
 from peers import OV_KINDS, Peers
 
@@ -83,8 +83,11 @@ class Own:
 
         def once(keep: bool) -> Sample:
             speed, state = bench.measure(workload, keep)
-            more = {"read_gb_s": state["read_gb_s"], "barrier_ns": state["barrier_ns"]} if state else {}
-            return Sample(speed, state["name"] if state else "", more)
+            after = machine_state(bench.loaded.parts.backend)
+            if not state or not after:
+                return Sample(speed, "")
+            more = {key: (state[key] + after[key]) / 2 for key in ("read_gb_s", "barrier_ns")}
+            return Sample(speed, state_over(state["name"], after["name"]), more)
 
         return once
 
@@ -103,8 +106,8 @@ def _theirs(own: Own, peers: Peers, workload: Workload, kinds: tuple[str, ...]) 
 
     def runs(peer: Any, kind: str) -> Run:
         def once(keep: bool) -> Sample:
-            state = own.state()
-            return Sample(peer.run(kind, workload), state)
+            state, speed = own.state(), peer.run(kind, workload)
+            return Sample(speed, state_over(state, own.state()))
 
         return once
 

@@ -152,6 +152,15 @@ def test_rates_count_what_their_kind_says(first: float, rest: float, streams: in
     assert Workload("p", "prefill", streams, 7, 1).rate(first, last, streams) == 7 * streams / last
 
 
+def test_a_sample_in_which_the_state_changed_counts_nowhere() -> None:
+    states = ("near", "far", bars.DISTURBED, "")
+    for before in states:
+        assert {after: bars.state_over(before, after) for after in states if after != before} == {
+            after: bars.DISTURBED for after in states if after != before
+        }
+        assert bars.state_over(before, before) == before
+
+
 # ---- peaks
 
 
