@@ -34,10 +34,12 @@ MAX_SEQ_LEN = 96
 
 
 @functools.cache
-def tiny_parts(model: str, backend: str = "reference") -> ModelParts:
-    """A tiny model with its weights on a backend; made once."""
+def tiny_parts(model: str, backend: str = "reference", format: str = "auto") -> ModelParts:
+    """A tiny model with its weights on a backend, in a format if it compiles (fp32: keys and values too); made once."""
     name, eviction = FORGETFUL.get(model) or (MODELS[model], None)
-    return parts_from_fixture(load_fixture(FIXTURES / name), backend=backend, eviction=eviction)
+    kv_dtype = "fp32" if format == "fp32" else "auto"
+    fixture = load_fixture(FIXTURES / name)
+    return parts_from_fixture(fixture, backend=backend, eviction=eviction, format=format, kv_dtype=kv_dtype)
 
 
 def pages_for(model: str, page_size: int, num_tokens: int) -> int:
@@ -59,6 +61,7 @@ def make_core(
     num_pages: int = 128,
     prefix_cache: bool = True,
     backend: str = "reference",
+    format: str = "auto",
     host_pages: int = 0,
     lookup: tuple[int, int] | None = None,
     clock: Callable[[], float] = lambda: 0.0,
@@ -67,7 +70,7 @@ def make_core(
     """An engine that audits its pages after every step; with ``lookup`` the residual verifier draws."""
     scheduling.setdefault("max_seq_len", MAX_SEQ_LEN)
     core = build_core(
-        replace(tiny_parts(model, backend), lookup=lookup),
+        replace(tiny_parts(model, backend, format), lookup=lookup),
         num_pages=num_pages,
         page_size=fitting(page_size, model),
         scheduling=SchedulerConfig(**scheduling),
